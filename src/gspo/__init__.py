@@ -1,0 +1,1 @@
+"""Reinforcement-learning post-training at the level of whole answers."""

@@ -1,0 +1,218 @@
+"""The tree of a recipe, section by section. Every key changes something; unknown keys are refused.
+
+Sizes are counted in the units that the name says: ``_s`` seconds, ``num_`` counts, ``max_new_tokens``
+tokens. Cross-section rules are in ``config/check.py``.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+Positive = Annotated[int, Field(gt=0)]
+NonNegative = Annotated[int, Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+class RunConfig(Section):
+    """[run]: identity of the run."""
+
+    name: str = Field("run", description="shown in reports")
+    seed: NonNegative = Field(0, description="every random stream is derived from it")
+    device: str = Field("auto", description='"auto", "cpu", "cuda", "cuda:1", ...')
+    num_threads: NonNegative = Field(0, description="CPU threads of torch; 0 leaves torch's own choice")
+
+
+class ModelConfig(Section):
+    """[model]: where the weights come from."""
+
+    path: str | None = Field(None, description="a Hugging Face directory or hub name")
+    gguf_file: str | None = Field(None, description="name of a GGUF file inside `path`")
+    tiny: Literal["qwen3", "qwen3_moe"] | None = Field(
+        None, description="instead of `path`: a model with random weights and a character tokenizer"
+    )
+    tiny_config: dict[str, Any] = Field(
+        default_factory=dict, description="overrides of the tiny model's transformers config"
+    )
+    dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="dtype of the weights")
+    gradient_checkpointing: bool = Field(False, description="recompute activations in the backward pass")
+    trust_remote_code: bool = Field(False, description="run modelling code shipped with the weights")
+
+
+class DataConfig(Section):
+    """[data] and [data.eval]: where prompts come from. Exactly one of `path` and `task`."""
+
+    path: str | None = Field(None, description="JSONL, Parquet or a Hugging Face dataset directory")
+    task: str | None = Field(
+        None, description='generated tasks: "arithmetic:addition" or "reasoning_gym:NAME"'
+    )
+    task_options: dict[str, Any] = Field(default_factory=dict, description="options of the task's generator")
+    num_prompts: Positive | None = Field(None, description="how many prompts; all of a file, 1000 of a task")
+    seed: NonNegative | None = Field(None, description="of the generator and of the selection; default run.seed")
+    prompt_column: str = Field("prompt", description="column with text or chat messages")
+    system_prompt: str | None = Field(None, description="put before the prompt as a system message")
+    instruction: str | None = Field(None, description="text appended to each text prompt")
+    chat_template: Literal["auto", "always", "never"] = Field(
+        "auto", description="auto: applied to chat messages, and to text if the tokenizer has a template"
+    )
+    template_options: dict[str, Any] = Field(
+        default_factory=dict, description="extra variables of the chat template, e.g. enable_thinking"
+    )
+    max_prompt_tokens: Positive | None = Field(None, description="default: what the model's context leaves")
+
+
+class TrainDataConfig(DataConfig):
+    """[data]."""
+
+    eval: DataConfig | None = Field(None, description="held-out prompts; default: as [data], other seed")
+
+
+class RolloutConfig(Section):
+    """[rollout]: how a batch is sampled."""
+
+    engine: Literal["embedded", "scripted"] = Field("embedded", description="who samples")
+    script: str | None = Field(None, description="JSONL of completions, for the scripted engine")
+    prompts_per_step: Positive = Field(32, description="P, prompts of one rollout batch")
+    group_size: int = Field(8, description="G, responses per prompt")
+    max_new_tokens: Positive = Field(256, description="response limit; longer ones are truncated")
+    temperature: PositiveFloat = Field(1.0, description="of sampling, and of every log-prob trained on")
+    stop_strings: tuple[str, ...] = Field((), description="end a response when one appears")
+    max_slots: Positive = Field(256, description="rows that are decoded at the same time")
+
+
+class RewardFunction(Section):
+    """[[reward.functions]]"""
+
+    name: str = Field(description='built in ("exact_match", "number", "math", "task") or "module:function"')
+    weight: float = Field(1.0, allow_inf_nan=False, description="factor in the sum")
+    kind: Literal["trl", "verl"] = Field("trl", description="signature of a module:function")
+    options: dict[str, Any] = Field(default_factory=dict, description="keyword arguments for the function")
+
+
+class RewardConfig(Section):
+    """[reward]: how responses are scored."""
+
+    functions: tuple[RewardFunction, ...] = Field((), description='default: "task" for generated tasks')
+    timeout_s: PositiveFloat = Field(5.0, description="wall-clock limit of one verdict of a built-in verifier")
+    num_workers: Positive = Field(2, description="killable verifier processes")
+    answer_column: str = Field("answer", description="column with the gold answer")
+    audit: bool = Field(True, description="score gold, empty and junk answers before the first step")
+    audit_num_prompts: Positive = Field(16, description="prompts that the audit looks at")
+
+
+class ObjectiveConfig(Section):
+    """[objective]: ratio, bounds and unit are one bundle; what the name does not have is refused."""
+
+    name: Literal["gspo", "gspo_token", "grpo", "ppo", "pg"] = Field("gspo")
+    clip: Literal["paper", "calibrated", "explicit"] = Field(
+        "paper", description="where the bounds come from; explicit needs clip_low and clip_high"
+    )
+    clip_low: PositiveFloat | None = Field(None, description="lower bound is 1 - clip_low")
+    clip_high: PositiveFloat | None = Field(None, description="upper bound is 1 + clip_high")
+    unit: Literal["sequence", "token"] | None = Field(
+        None, description="denominator; only grpo lets you choose (token = DAPO's token mean)"
+    )
+    clip_target: Fraction = Field(0.15, description="calibrated: share of responses to clip")
+    calibration_steps: Positive = Field(5, description="calibrated: steps measured before the bounds freeze")
+    kl_coefficient: NonNegativeFloat = Field(0.0, description="weight of KL(policy || reference) in the loss")
+    kl_estimator: Literal["k1", "k2", "k3"] = Field("k3", description="see docs/algorithms/kl.md")
+
+
+class AdvantageConfig(Section):
+    """[advantage]"""
+
+    scale: Literal["group_std", "none", "batch_std", "leave_one_out"] = Field(
+        "group_std", description="group_std is equation (6) of the GSPO paper"
+    )
+    std_floor: NonNegativeFloat = Field(1e-4, description="smallest standard deviation divided by")
+
+
+class TrainConfig(Section):
+    """[train]: the schedule of updates and the optimizer."""
+
+    num_steps: Positive = Field(100, description="rollout batches")
+    num_mini_batches: Positive = Field(4, description="M, updates per rollout batch")
+    micro_batch_size: Positive | None = Field(None, description="sequences per forward/backward; default: by tokens")
+    micro_batch_tokens: Positive = Field(16384, description="most tokens per forward/backward")
+    old_logprobs: Literal["auto", "engine", "recompute"] = Field("auto")
+    mismatch_bound: PositiveFloat | None = Field(
+        None, description="auto: largest mean |engine - trainer| log-prob trusted; default clip_low / 10"
+    )
+    groups_without_signal: Literal["keep", "drop", "refill"] = Field(
+        "keep", description="keep counts them (paper); drop leaves them out; refill samples others (DAPO)"
+    )
+    max_refills: Positive = Field(3, description="refill: most extra rounds per step")
+    truncated: Literal["keep", "exclude"] = Field("keep", description="whether truncated responses enter the loss")
+    learning_rate: PositiveFloat = Field(1e-6)
+    warmup_steps: NonNegative = Field(0, description="updates of linear warm-up")
+    schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="after the warm-up")
+    betas: tuple[Fraction, Fraction] = Field((0.9, 0.95))
+    adam_eps: PositiveFloat = Field(1e-8)
+    weight_decay: NonNegativeFloat = Field(0.0)
+    max_grad_norm: PositiveFloat = Field(1.0)
+    num_logged_samples: NonNegative = Field(4, description="responses written to the events each step")
+
+
+class EvalConfig(Section):
+    """[eval]: held-out prompts, before, during and after."""
+
+    every: NonNegative = Field(0, description="steps between evaluations; 0: only before and after")
+    num_samples: Positive = Field(4, description="responses per prompt")
+    k: tuple[Positive, ...] = Field((1,), description="pass@k to report; each at most num_samples")
+    temperature: NonNegativeFloat = Field(1.0, description="0 is greedy")
+    max_new_tokens: Positive | None = Field(None, description="default rollout.max_new_tokens")
+    threshold: float = Field(1.0, description="a response passes when its reward is at least this")
+    confidence: Annotated[float, Field(gt=0, lt=1)] = Field(0.95)
+
+
+class CheckpointConfig(Section):
+    """[checkpoint]: Hugging Face directories inside the run directory."""
+
+    every: NonNegative = Field(0, description="steps between checkpoints; 0: only the last")
+    keep_last: Positive = Field(2, description="checkpoints kept")
+
+
+class SftConfig(Section):
+    """[sft]: cold start by next-token loss on responses."""
+
+    path: str | None = Field(None, description="JSONL with prompt and response")
+    task: str | None = Field(None, description='instead of a file: "arithmetic:addition"')
+    task_options: dict[str, Any] = Field(default_factory=dict)
+    response_column: str = Field("response")
+    num_steps: Positive = Field(200, description="optimizer updates")
+    batch_size: Positive = Field(64, description="pairs per update")
+    micro_batch_tokens: Positive = Field(16384)
+    learning_rate: PositiveFloat = Field(1e-4)
+    warmup_steps: NonNegative = Field(10)
+    schedule: Literal["constant", "linear", "cosine"] = Field("cosine")
+    betas: tuple[Fraction, Fraction] = Field((0.9, 0.95))
+    weight_decay: NonNegativeFloat = Field(0.0)
+    max_grad_norm: PositiveFloat = Field(1.0)
+    stop_at_pass: Fraction | None = Field(
+        None, description="end early once held-out pass@1 reaches this (measured every eval_every updates)"
+    )
+    eval_every: Positive = Field(20)
+
+
+class Recipe(Section):
+    """The whole file."""
+
+    run: RunConfig = RunConfig()  # type: ignore[call-arg]
+    model: ModelConfig
+    data: TrainDataConfig = TrainDataConfig()  # type: ignore[call-arg]
+    rollout: RolloutConfig = RolloutConfig()  # type: ignore[call-arg]
+    reward: RewardConfig = RewardConfig()  # type: ignore[call-arg]
+    objective: ObjectiveConfig = ObjectiveConfig()  # type: ignore[call-arg]
+    advantage: AdvantageConfig = AdvantageConfig()  # type: ignore[call-arg]
+    train: TrainConfig = TrainConfig()  # type: ignore[call-arg]
+    eval: EvalConfig = EvalConfig()  # type: ignore[call-arg]
+    checkpoint: CheckpointConfig = CheckpointConfig()  # type: ignore[call-arg]
+    sft: SftConfig | None = None
