@@ -48,12 +48,10 @@ class ModelConfig(Section):
 
 
 class DataConfig(Section):
-    """[data] and [data.eval]: where prompts come from. Exactly one of `path` and `task`."""
+    """[data.eval]: the held-out prompts. Without `path` and `task` they are those of [data], from another seed."""
 
     path: str | None = Field(None, description="JSONL, Parquet or a Hugging Face dataset directory")
-    task: str | None = Field(
-        None, description='generated tasks: "arithmetic:addition" or "reasoning_gym:NAME"'
-    )
+    task: str | None = Field(None, description='generated tasks: "arithmetic:addition" or "reasoning_gym:NAME"')
     task_options: dict[str, Any] = Field(default_factory=dict, description="options of the task's generator")
     num_prompts: Positive | None = Field(None, description="how many prompts; all of a file, 1000 of a task")
     seed: NonNegative | None = Field(None, description="of the generator and of the selection; default run.seed")
@@ -70,7 +68,7 @@ class DataConfig(Section):
 
 
 class TrainDataConfig(DataConfig):
-    """[data]."""
+    """[data]: the training prompts. Exactly one of `path` and `task`."""
 
     eval: DataConfig | None = Field(None, description="held-out prompts; default: as [data], other seed")
 
@@ -89,7 +87,7 @@ class RolloutConfig(Section):
 
 
 class RewardFunction(Section):
-    """[[reward.functions]]"""
+    """[[reward.functions]]: one term of the reward."""
 
     name: str = Field(description='built in ("exact_match", "number", "math", "task") or "module:function"')
     weight: float = Field(1.0, allow_inf_nan=False, description="factor in the sum")
@@ -111,7 +109,7 @@ class RewardConfig(Section):
 class ObjectiveConfig(Section):
     """[objective]: ratio, bounds and unit are one bundle; what the name does not have is refused."""
 
-    name: Literal["gspo", "gspo_token", "grpo", "ppo", "pg"] = Field("gspo")
+    name: Literal["gspo", "gspo_token", "grpo", "ppo", "pg"] = Field("gspo", description="see docs/algorithms/")
     clip: Literal["paper", "calibrated", "explicit"] = Field(
         "paper", description="where the bounds come from; explicit needs clip_low and clip_high"
     )
@@ -127,7 +125,7 @@ class ObjectiveConfig(Section):
 
 
 class AdvantageConfig(Section):
-    """[advantage]"""
+    """[advantage]: what a reward is compared with."""
 
     scale: Literal["group_std", "none", "batch_std", "leave_one_out"] = Field(
         "group_std", description="group_std is equation (6) of the GSPO paper"
@@ -142,7 +140,9 @@ class TrainConfig(Section):
     num_mini_batches: Positive = Field(4, description="M, updates per rollout batch")
     micro_batch_size: Positive | None = Field(None, description="sequences per forward/backward; default: by tokens")
     micro_batch_tokens: Positive = Field(16384, description="most tokens per forward/backward")
-    old_logprobs: Literal["auto", "engine", "recompute"] = Field("auto")
+    old_logprobs: Literal["auto", "engine", "recompute"] = Field(
+        "auto", description="denominator of the ratio; auto: the engine's where they agree with the trainer's"
+    )
     mismatch_bound: PositiveFloat | None = Field(
         None, description="auto: largest mean |engine - trainer| log-prob trusted; default clip_low / 10"
     )
@@ -151,13 +151,13 @@ class TrainConfig(Section):
     )
     max_refills: Positive = Field(3, description="refill: most extra rounds per step")
     truncated: Literal["keep", "exclude"] = Field("keep", description="whether truncated responses enter the loss")
-    learning_rate: PositiveFloat = Field(1e-6)
+    learning_rate: PositiveFloat = Field(1e-6, description="of AdamW, after the warm-up")
     warmup_steps: NonNegative = Field(0, description="updates of linear warm-up")
     schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="after the warm-up")
-    betas: tuple[Fraction, Fraction] = Field((0.9, 0.95))
-    adam_eps: PositiveFloat = Field(1e-8)
-    weight_decay: NonNegativeFloat = Field(0.0)
-    max_grad_norm: PositiveFloat = Field(1.0)
+    betas: tuple[Fraction, Fraction] = Field((0.9, 0.95), description="of AdamW; each below 1")
+    adam_eps: PositiveFloat = Field(1e-8, description="added to the root of the second moment")
+    weight_decay: NonNegativeFloat = Field(0.0, description="of AdamW, decoupled")
+    max_grad_norm: PositiveFloat = Field(1.0, description="gradients with a larger norm are scaled down to it")
     num_logged_samples: NonNegative = Field(4, description="responses written to the events each step")
 
 
@@ -169,8 +169,8 @@ class EvalConfig(Section):
     k: tuple[Positive, ...] = Field((1,), description="pass@k to report; each at most num_samples")
     temperature: NonNegativeFloat = Field(1.0, description="0 is greedy")
     max_new_tokens: Positive | None = Field(None, description="default rollout.max_new_tokens")
-    threshold: float = Field(1.0, description="a response passes when its reward is at least this")
-    confidence: Annotated[float, Field(gt=0, lt=1)] = Field(0.95)
+    threshold: float = Field(1.0, allow_inf_nan=False, description="a response passes when its reward is at least this")
+    confidence: Annotated[float, Field(gt=0, lt=1)] = Field(0.95, description="level of the reported intervals")
 
 
 class CheckpointConfig(Section):
@@ -185,21 +185,21 @@ class SftConfig(Section):
 
     path: str | None = Field(None, description="JSONL with prompt and response")
     task: str | None = Field(None, description='instead of a file: "arithmetic:addition"')
-    task_options: dict[str, Any] = Field(default_factory=dict)
-    response_column: str = Field("response")
+    task_options: dict[str, Any] = Field(default_factory=dict, description="options of the task's generator")
+    response_column: str = Field("response", description="column of the file with the text to learn")
     num_steps: Positive = Field(200, description="optimizer updates")
     batch_size: Positive = Field(64, description="pairs per update")
-    micro_batch_tokens: Positive = Field(16384)
-    learning_rate: PositiveFloat = Field(1e-4)
-    warmup_steps: NonNegative = Field(10)
-    schedule: Literal["constant", "linear", "cosine"] = Field("cosine")
-    betas: tuple[Fraction, Fraction] = Field((0.9, 0.95))
-    weight_decay: NonNegativeFloat = Field(0.0)
-    max_grad_norm: PositiveFloat = Field(1.0)
+    micro_batch_tokens: Positive = Field(16384, description="most tokens per forward/backward")
+    learning_rate: PositiveFloat = Field(1e-4, description="of AdamW, after the warm-up")
+    warmup_steps: NonNegative = Field(10, description="updates of linear warm-up")
+    schedule: Literal["constant", "linear", "cosine"] = Field("cosine", description="after the warm-up")
+    betas: tuple[Fraction, Fraction] = Field((0.9, 0.95), description="of AdamW; each below 1")
+    weight_decay: NonNegativeFloat = Field(0.0, description="of AdamW, decoupled")
+    max_grad_norm: PositiveFloat = Field(1.0, description="gradients with a larger norm are scaled down to it")
     stop_at_pass: Fraction | None = Field(
         None, description="end early once held-out pass@1 reaches this (measured every eval_every updates)"
     )
-    eval_every: Positive = Field(20)
+    eval_every: Positive = Field(20, description="updates between the evaluations of stop_at_pass")
 
 
 class Recipe(Section):

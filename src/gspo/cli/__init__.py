@@ -1,0 +1,36 @@
+"""The ``gspo`` command: parses, calls ``launch``, ``report`` or ``check``, and turns errors into exit statuses.
+
+Nothing here imports torch before a recipe has been read and checked.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from gspo.errors import GspoError
+
+#: Exit status after Ctrl-C, as shells count it: 128 + SIGINT.
+INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command line and returns its exit status.
+
+    0: done. 1: the run went wrong. 2: the input is wrong (one sentence on stderr). 130: interrupted. An exception that
+    is not ours keeps its traceback.
+    """
+    from gspo.cli.arguments import parse
+
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        command, overrides = parse(words)
+        return command.run(overrides, ["gspo", *words])
+    except GspoError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_status
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except SystemExit as stop:  # help, version and malformed flags
+        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)

@@ -1,0 +1,220 @@
+"""The command line as types: one class per command, and the recipe overrides kept apart from its own flags."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, Protocol
+
+import tyro
+
+from gspo.errors import ConfigError, InputError
+
+_DESCRIPTION = """Reinforcement-learning post-training of language models at the level of whole answers (GSPO).
+
+`gspo COMMAND --help` describes one command; `gspo --version` prints the version. Every key of a recipe can be given as
+`--section.key value`; docs/configuration.md lists them.
+
+Exit status: 0 done, 1 the run went wrong, 2 the input is wrong, 130 interrupted."""
+
+_NEW_RUN = "(default: a new one under runs/)"
+_IN_FIRST_RUN = "(default: report.html in the first run directory)"
+
+
+class CommandLine(Protocol):
+    """A parsed command."""
+
+    def run(self, overrides: Sequence[str], command: Sequence[str]) -> int:
+        """Does it. overrides: words for ``load_recipe``; command: the whole line, for the record."""
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train a model: cold start if the recipe has [sft], then the objective, evaluated before, during and after.
+
+    Every key of the recipe can be overridden, for example:
+
+    gspo train recipe.toml --train.num_steps 20 --objective.clip calibrated
+    """
+
+    recipe: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RECIPE.toml")]
+    """TOML file that describes the run (docs/configuration.md)"""
+    run_dir: Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint=_NEW_RUN)] = None
+    """directory for events, checkpoints and the summary"""
+
+    def run(self, overrides: Sequence[str], command: Sequence[str]) -> int:
+        from gspo.cli.commands import train
+
+        return train(self.recipe, self.run_dir, overrides, command)
+
+
+@dataclass(frozen=True)
+class Sft:
+    """Cold start only: next-token loss on the responses of [sft].
+
+    Every key of the recipe can be overridden, for example:
+
+    gspo sft recipe.toml --sft.num_steps 100
+    """
+
+    recipe: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RECIPE.toml")]
+    """TOML file with [model] and [sft]"""
+    run_dir: Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint=_NEW_RUN)] = None
+    """directory for events, checkpoints and the summary"""
+
+    def run(self, overrides: Sequence[str], command: Sequence[str]) -> int:
+        from gspo.cli.commands import sft
+
+        return sft(self.recipe, self.run_dir, overrides, command)
+
+
+@dataclass(frozen=True)
+class Eval:
+    """Evaluate a model on the recipe's held-out prompts: pass@1, pass@k and a confidence interval.
+
+    Every key of the recipe can be overridden, for example:
+
+    gspo eval recipe.toml --model runs/demo/checkpoints/step-60 --eval.num_samples 16
+    """
+
+    recipe: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RECIPE.toml")]
+    """TOML file with [model], [data], [reward] and [eval]"""
+    model: Annotated[str | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: the recipe's)")] = None
+    """model directory or hub name, e.g. a checkpoint"""
+    run_dir: Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="")] = None
+    """write the result to evaluation.json in this directory"""
+    output: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
+    """write the result to this JSON file instead"""
+
+    def run(self, overrides: Sequence[str], command: Sequence[str]) -> int:
+        from gspo.cli.commands import evaluate
+
+        return evaluate(self.recipe, self.model, self.run_dir, self.output, overrides)
+
+
+@dataclass(frozen=True)
+class Report:
+    """Write one self-contained HTML page from run directories; several are overlaid for comparison."""
+
+    runs: Annotated[
+        tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="RUN...", help_behavior_hint="(one or more)")
+    ]
+    """run directories"""
+    output: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint=_IN_FIRST_RUN)] = None
+    """HTML file"""
+
+    def run(self, overrides: Sequence[str], command: Sequence[str]) -> int:
+        from gspo.cli.commands import report
+
+        return report(self.runs, self.output)
+
+
+@dataclass(frozen=True)
+class Check:
+    """Validate a recipe; print its resolved keys, the batch arithmetic, the number of updates and a memory estimate.
+
+    Trains nothing and writes nothing. Exit status 2 if the recipe is wrong.
+    """
+
+    recipe: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RECIPE.toml")]
+    """TOML file to check"""
+
+    def run(self, overrides: Sequence[str], command: Sequence[str]) -> int:
+        from gspo.cli.check import check
+
+        return check(self.recipe, overrides)
+
+
+@dataclass(frozen=True)
+class Conformance:
+    """Compare the objectives of this build with files of cases whose right answers are known.
+
+    Prints right, wrong and, where a wrong answer is one that a known fault gives, the fault. Exit status 1 if
+    anything is wrong.
+    """
+
+    files: Annotated[
+        tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="FILE...", help_behavior_hint="(one or more)")
+    ]
+    """JSON files of cases"""
+
+    def run(self, overrides: Sequence[str], command: Sequence[str]) -> int:
+        from gspo.cli.commands import conformance
+
+        return conformance(self.files)
+
+
+_COMMANDS: dict[str, type] = {
+    "train": Train,
+    "sft": Sft,
+    "eval": Eval,
+    "report": Report,
+    "check": Check,
+    "conformance": Conformance,
+}
+_WITH_RECIPE = (Train, Sft, Eval, Check)
+
+
+def parse(words: Sequence[str]) -> tuple[CommandLine, list[str]]:
+    """The command of a line and its recipe overrides.
+
+    Raises:
+        SystemExit: after ``--help``, ``--version``, or a line that is not a command (2, explained on stderr).
+        ConfigError: an option that the command does not have.
+    """
+    if words and words[0] == "--version":
+        from gspo import __version__
+
+        print(f"gspo {__version__}")
+        raise SystemExit(0)
+    if words and not words[0].startswith("-") and words[0] not in _COMMANDS:
+        raise InputError(_unknown_command(words[0]))
+    kind = _COMMANDS.get(words[0]) if words else None
+    own, overrides = split_overrides(words, kind)
+    if overrides and kind not in _WITH_RECIPE:
+        raise ConfigError(f"gspo {words[0]} has no option {overrides[0].partition('=')[0]}; see gspo {words[0]} --help")
+    union: Any = Annotated[Train, tyro.conf.subcommand("train", prefix_name=False)]
+    for name, other in list(_COMMANDS.items())[1:]:
+        union = union | Annotated[other, tyro.conf.subcommand(name, prefix_name=False)]  # type: ignore[valid-type]
+    command = tyro.cli(union, prog="gspo", description=_DESCRIPTION, args=own or ["--help"])
+    return command, overrides
+
+
+def _unknown_command(word: str) -> str:
+    near = difflib.get_close_matches(word, _COMMANDS, n=1)
+    meant = f"did you mean gspo {near[0]}?" if near else f"there are {', '.join(_COMMANDS)}"
+    return f"gspo has no command {word!r}; {meant}"
+
+
+def split_overrides(words: Sequence[str], kind: type | None) -> tuple[list[str], list[str]]:
+    """Parts a line into the command's own words and ``--name value`` pairs for the recipe.
+
+    Everything that starts with ``--`` and is not a flag of the command is an override, so that a key that does not
+    exist is answered with the nearest one.
+    """
+    flags = {field.name for field in fields(kind)} if kind else set()
+    own: list[str] = []
+    overrides: list[str] = []
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        name, equals, _ = word.removeprefix("--").partition("=")
+        if not word.startswith("--") or kind is None or name == "help":
+            own.append(word)
+            continue
+        target = own if name.replace("-", "_") in flags else overrides
+        if target is overrides:
+            _refuse_misspelt(name, flags)
+        target.append(word)
+        if not equals and rest and not rest[0].startswith("--"):
+            target.append(rest.pop(0))
+    return own, overrides
+
+
+def _refuse_misspelt(name: str, flags: set[str]) -> None:
+    """An option without a dot that is nearly one of the command's flags is a slip, not a key."""
+    near = difflib.get_close_matches(name.replace("-", "_"), flags - {"recipe", "runs", "files"}, n=1, cutoff=0.75)
+    if "." not in name and near:
+        raise ConfigError(f"there is no option --{name}; did you mean --{near[0].replace('_', '-')}?")

@@ -1,0 +1,70 @@
+"""What the commands do, one function each. torch and what needs it are imported once the recipe is known to be good."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from gspo.config import Recipe, check_recipe, load_recipe
+from gspo.config.findings import Command
+from gspo.errors import InputError
+
+
+def train(path: Path, run_dir: Path | None, overrides: Sequence[str], command: Sequence[str]) -> int:
+    """``gspo train``."""
+    recipe = checked_recipe(path, overrides, "train")
+    from gspo import launch
+
+    launch.train(recipe, run_dir=run_dir, command=command)
+    return 0
+
+
+def sft(path: Path, run_dir: Path | None, overrides: Sequence[str], command: Sequence[str]) -> int:
+    """``gspo sft``."""
+    recipe = checked_recipe(path, overrides, "sft")
+    from gspo import launch
+
+    launch.sft(recipe, run_dir=run_dir, command=command)
+    return 0
+
+
+def evaluate(path: Path, model: str | None, run_dir: Path | None, output: Path | None, overrides: Sequence[str]) -> int:
+    """``gspo eval``: prints the result as one JSON line."""
+    if run_dir is not None and output is not None:
+        raise InputError("--run-dir and --output both say where the result goes; keep one of the two")
+    recipe = checked_recipe(path, overrides, "eval")
+    from gspo import launch
+
+    target = run_dir / "evaluation.json" if run_dir is not None else output
+    result = launch.evaluate(recipe, model=model, output=target)
+    print(json.dumps(result))
+    return 0
+
+
+def report(runs: Sequence[Path], output: Path | None) -> int:
+    """``gspo report``: prints the path of the page."""
+    if not runs:
+        raise InputError("gspo report needs at least one run directory")
+    from gspo.report.html import write_report
+
+    print(write_report(list(runs), output or runs[0] / "report.html"))
+    return 0
+
+
+def conformance(files: Sequence[Path]) -> int:
+    """``gspo conformance``."""
+    if not files:
+        raise InputError("gspo conformance needs at least one file of cases")
+    from gspo.cli.conformance import conformance as compare
+
+    return compare(list(files), sys.stdout)
+
+
+def checked_recipe(path: Path, overrides: Sequence[str], command: Command) -> Recipe:
+    """Loads a recipe; its warnings go to stderr."""
+    recipe = load_recipe(path, overrides, command)
+    for finding in check_recipe(recipe, command):
+        print(f"warning: {finding.sentence}", file=sys.stderr)
+    return recipe

@@ -1,0 +1,173 @@
+"""Keys that a recipe sets although they do nothing beside its other keys; each is an error.
+
+What counts is what the user wrote (``model_fields_set``), not the value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gspo.config.findings import Finding
+from gspo.config.schema import DataConfig, Recipe
+from gspo.config.source import toml_value
+
+
+def is_set(recipe: Recipe, key: str) -> bool:
+    """Whether the user wrote this dotted key."""
+    *sections, leaf = key.split(".")
+    node: Any = recipe
+    for section in sections:
+        node = getattr(node, section)
+        if node is None:
+            return False
+    return leaf in node.model_fields_set
+
+
+def value_of(recipe: Recipe, key: str) -> Any:
+    node: Any = recipe
+    for part in key.split("."):
+        node = getattr(node, part)
+    return node
+
+
+@dataclass(frozen=True)
+class _Condition:
+    """``keys`` do something only while ``holds``."""
+
+    keys: tuple[str, ...]
+    holds: Callable[[Recipe], bool]
+    needs: str  # completes "has no effect ..."
+    related: tuple[str, ...]
+
+
+CLIPS = ("objective.clip_low", "objective.clip_high")
+
+_CONDITIONS: Final = (
+    _Condition(
+        ("model.tiny_config",), lambda r: r.model.tiny is not None, "without model.tiny; set that too", ("model.tiny",)
+    ),
+    _Condition(
+        ("model.gguf_file", "model.trust_remote_code"),
+        lambda r: r.model.path is not None,
+        "without model.path; set that too",
+        ("model.path",),
+    ),
+    _Condition(
+        ("rollout.script",),
+        lambda r: r.rollout.engine == "scripted",
+        'unless rollout.engine = "scripted"',
+        ("rollout.engine",),
+    ),
+    _Condition(
+        ("rollout.max_slots",),
+        lambda r: r.rollout.engine != "scripted",
+        'with rollout.engine = "scripted", which decodes nothing',
+        ("rollout.engine",),
+    ),
+    _Condition(("reward.audit_num_prompts",), lambda r: r.reward.audit, "with reward.audit = false", ("reward.audit",)),
+    _Condition(
+        CLIPS,
+        lambda r: r.objective.clip == "explicit" or r.objective.name == "pg",
+        'unless objective.clip = "explicit"',
+        ("objective.clip", "objective.name"),
+    ),
+    _Condition(
+        ("objective.clip", *CLIPS),
+        lambda r: r.objective.name != "pg",
+        'with objective.name = "pg", which does not clip',
+        ("objective.name",),
+    ),
+    _Condition(
+        ("objective.clip_target", "objective.calibration_steps"),
+        lambda r: r.objective.clip == "calibrated",
+        'unless objective.clip = "calibrated"',
+        ("objective.clip",),
+    ),
+    _Condition(
+        ("objective.kl_estimator",),
+        lambda r: r.objective.kl_coefficient > 0,
+        "with objective.kl_coefficient = 0; set that above 0",
+        ("objective.kl_coefficient",),
+    ),
+    _Condition(
+        ("advantage.std_floor",),
+        lambda r: r.advantage.scale in ("group_std", "batch_std"),
+        'unless advantage.scale is "group_std" or "batch_std": nothing is divided by a standard deviation',
+        ("advantage.scale",),
+    ),
+    _Condition(
+        ("train.micro_batch_tokens",),
+        lambda r: r.train.micro_batch_size is None,
+        "with train.micro_batch_size, which cuts by count; keep one of the two",
+        ("train.micro_batch_size",),
+    ),
+    _Condition(
+        ("train.mismatch_bound",),
+        lambda r: r.train.old_logprobs == "auto",
+        'unless train.old_logprobs = "auto"',
+        ("train.old_logprobs",),
+    ),
+    _Condition(
+        ("train.max_refills",),
+        lambda r: r.train.groups_without_signal == "refill",
+        'unless train.groups_without_signal = "refill"',
+        ("train.groups_without_signal",),
+    ),
+    _Condition(
+        ("checkpoint.keep_last",),
+        lambda r: r.checkpoint.every > 0,
+        "with checkpoint.every = 0, which saves one checkpoint; set that above 0",
+        ("checkpoint.every",),
+    ),
+    _Condition(
+        ("sft.task_options",),
+        lambda r: r.sft is None or r.sft.task is not None,
+        "without sft.task; set that too",
+        ("sft.task",),
+    ),
+    _Condition(
+        ("sft.response_column",),
+        lambda r: r.sft is None or r.sft.path is not None,
+        "without sft.path; set that too",
+        ("sft.path",),
+    ),
+    _Condition(
+        ("sft.eval_every",),
+        lambda r: r.sft is None or r.sft.stop_at_pass is not None,
+        "without sft.stop_at_pass; set that too",
+        ("sft.stop_at_pass",),
+    ),
+)
+
+
+def useless(recipe: Recipe, key: str, needs: str, *related: str) -> Finding:
+    return Finding("error", key, f"{toml_value(value_of(recipe, key))} has no effect {needs}", related)
+
+
+def useless_keys(recipe: Recipe) -> Iterator[Finding]:
+    for condition in _CONDITIONS:
+        if not condition.holds(recipe):
+            for key in condition.keys:
+                if is_set(recipe, key):
+                    yield useless(recipe, key, condition.needs, *condition.related)
+    yield from _data_keys(recipe)
+
+
+def _data_keys(recipe: Recipe) -> Iterator[Finding]:
+    for prefix, data in _data_sections(recipe):
+        sources = (f"{prefix}.path", f"{prefix}.task")
+        if data.task is None and is_set(recipe, f"{prefix}.task_options"):
+            yield useless(recipe, f"{prefix}.task_options", f"without {prefix}.task; set that too", *sources)
+        if data.path is None and is_set(recipe, f"{prefix}.prompt_column"):
+            yield useless(recipe, f"{prefix}.prompt_column", f"without {prefix}.path; set that too", *sources)
+        if data.chat_template == "never" and is_set(recipe, f"{prefix}.template_options"):
+            template = f"{prefix}.chat_template"
+            yield useless(recipe, f"{prefix}.template_options", f'with {template} = "never"', template)
+
+
+def _data_sections(recipe: Recipe) -> Iterator[tuple[str, DataConfig]]:
+    yield "data", recipe.data
+    if recipe.data.eval is not None:
+        yield "data.eval", recipe.data.eval

@@ -1,0 +1,1 @@
+"""The trained causal LM: loading, packed log-probs, saving."""

@@ -1,0 +1,169 @@
+"""From hidden states to log-probs, in chunks of rows: (rows, V) logits of a whole batch never exist.
+
+``log p(y) = x_y - logsumexp(x)`` with ``x = logits / temperature``, in float32 whatever the dtype of the weights
+(float64 for float64). The backward pass recomputes a chunk's logits: ``dx = (onehot(y) - softmax(x)) * grad``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gspo.errors import ModelError
+
+#: Bytes that the logits of one chunk may take.
+CHUNK_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, eq=False)
+class LogitHead:
+    """The last layer of a causal LM: ``logits = cap * tanh(scale * (h W^T + b) / cap)``."""
+
+    weight: Tensor  # (V, H)
+    bias: Tensor | None = None  # (V,)
+    scale: float = 1.0
+    softcap: float | None = None
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Hidden states (n, H) -> logits (n, V), float32 (float64 for float64 weights)."""
+        dtype = compute_dtype(self.weight)
+        return _logits(hidden, _wide(self.weight, dtype), self.bias, self.scale, self.softcap)
+
+    @property
+    def chunk_rows(self) -> int:
+        """Rows whose logits fit into the budget."""
+        return max(16, CHUNK_BYTES // (self.weight.shape[0] * compute_dtype(self.weight).itemsize))
+
+
+def head_of(model: nn.Module) -> LogitHead:
+    """The head of a transformers causal LM. Raises ModelError if it is not one linear layer."""
+    layer: Any = model.get_output_embeddings()  # type: ignore[operator]
+    if not isinstance(getattr(layer, "weight", None), Tensor):
+        raise ModelError(f"{type(model).__name__} has no linear output layer; use a causal language model")
+    config: Any = model.config
+    scale = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
+    softcap = getattr(config, "final_logit_softcapping", None)
+    return LogitHead(layer.weight, getattr(layer, "bias", None), scale, None if softcap is None else float(softcap))
+
+
+def selected_logprobs(
+    head: LogitHead,
+    hidden: Tensor,
+    targets: Tensor,
+    temperature: float,
+    with_entropy: bool = False,
+    chunk_rows: int | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Log-probs of the targets, and the entropy of the distributions.
+
+    hidden: (R, H) states that predict the targets; targets: (R,) int64; temperature > 0.
+    chunk_rows: rows projected at once; default: what fits into the memory budget.
+    Returns (R,) log-probs with gradient, float32, and (R,) entropies in nats without gradient or None.
+    """
+    logprobs, entropy = SelectedLogprobs.apply(  # type: ignore[no-untyped-call]
+        hidden, head.weight, head.bias, targets, head, temperature, with_entropy, chunk_rows or head.chunk_rows
+    )
+    return logprobs, entropy if with_entropy else None
+
+
+class SelectedLogprobs(torch.autograd.Function):
+    """See selected_logprobs."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        head: LogitHead,
+        temperature: float,
+        with_entropy: bool,
+        chunk_rows: int,
+    ) -> tuple[Tensor, Tensor]:
+        dtype = compute_dtype(weight)
+        wide = _wide(weight, dtype)
+        num_rows = hidden.shape[0]
+        logprobs = torch.empty(num_rows, dtype=dtype, device=hidden.device)
+        lse = torch.empty_like(logprobs)
+        entropy = torch.empty_like(logprobs) if with_entropy else logprobs.new_empty(0)
+        for start in range(0, num_rows, chunk_rows):
+            rows = slice(start, start + chunk_rows)
+            x = _logits(hidden[rows], wide, bias, head.scale, head.softcap).div_(temperature)
+            chosen = x.gather(1, targets[rows, None])[:, 0]
+            top = x.amax(1, keepdim=True)
+            weights = torch.exp(x.sub_(top)) if with_entropy else x.sub_(top).exp_()
+            total = weights.sum(1)
+            log_total = total.log()
+            if with_entropy:  # sum p (log total - x) = log total - sum p x
+                entropy[rows] = log_total - torch.linalg.vecdot(weights, x) / total
+            lse[rows] = top[:, 0] + log_total
+            logprobs[rows] = chosen - lse[rows]
+        ctx.save_for_backward(hidden, weight, bias, targets, lse)
+        ctx.head, ctx.temperature, ctx.chunk_rows = head, temperature, chunk_rows
+        ctx.mark_non_differentiable(entropy)
+        return logprobs, entropy
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, targets, lse = ctx.saved_tensors
+        head: LogitHead = ctx.head
+        dtype = compute_dtype(weight)
+        wide = _wide(weight, dtype)
+        need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
+        d_hidden = torch.empty_like(hidden) if need_hidden else None
+        d_weight = torch.zeros_like(wide) if need_weight else None
+        d_bias = torch.zeros(wide.shape[0], dtype=dtype, device=wide.device) if need_bias else None
+        for start in range(0, hidden.shape[0], ctx.chunk_rows):
+            rows = slice(start, start + ctx.chunk_rows)
+            states = hidden[rows].to(dtype)
+            dx = _logit_gradient(states, wide, bias, targets[rows], lse[rows], grads[0][rows], head, ctx.temperature)
+            if d_hidden is not None:
+                d_hidden[rows] = dx @ wide
+            if d_weight is not None:
+                d_weight.addmm_(dx.t(), states)
+            if d_bias is not None:
+                d_bias += dx.sum(0)
+        d_weight = None if d_weight is None else d_weight.to(weight.dtype)
+        d_bias = None if d_bias is None or bias is None else d_bias.to(bias.dtype)
+        return d_hidden, d_weight, d_bias, None, None, None, None, None
+
+
+def compute_dtype(tensor: Tensor) -> torch.dtype:
+    """float32, or float64 for float64: what logits and log-probs are computed in."""
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
+
+
+def _wide(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    return weight.detach().to(dtype)
+
+
+def _logits(hidden: Tensor, wide: Tensor, bias: Tensor | None, scale: float, softcap: float | None) -> Tensor:
+    x = nn.functional.linear(hidden.to(wide.dtype), wide, None if bias is None else bias.to(wide.dtype))
+    if scale != 1.0:
+        x = x.mul_(scale)
+    return x if softcap is None else x.div_(softcap).tanh_().mul_(softcap)
+
+
+def _logit_gradient(
+    states: Tensor,
+    wide: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    lse: Tensor,
+    grad: Tensor,
+    head: LogitHead,
+    temperature: float,
+) -> Tensor:
+    """(rows, V): gradient of sum(grad * log-probs) by h W^T + b, in the buffer of the recomputed logits."""
+    x = _logits(states, wide, bias, head.scale, head.softcap)
+    slope = None if head.softcap is None else 1 - (x / head.softcap) ** 2
+    grad = grad.to(x.dtype)
+    dx = x.div_(temperature).sub_(lse[:, None]).exp_().mul_(-grad[:, None])
+    dx.scatter_add_(1, targets[:, None], grad[:, None])
+    if slope is not None:
+        dx.mul_(slope)
+    return dx.mul_(head.scale / temperature)

@@ -1,0 +1,113 @@
+"""The ``math`` verifier: is the answer of a response mathematically the gold answer?
+
+A ladder; the first rung that decides wins and is named in the judgement:
+
+1. ``extraction``: a response without an answer is wrong (policy in ``extraction``);
+2. ``identical``: the same text after normalisation;
+3. ``structure``: tuples, sets, intervals, equations, ... element by element; numbers exactly as fractions; other
+   values by many digits (``answers``, ``evaluation``);
+4. ``symbolic``: what that reader does not know goes to math-verify's LaTeX parser and sympy (``symbolic``), after a
+   size check.
+
+There is no absolute tolerance. Nothing is evaluated as Python. A gold answer that no rung can read gives None.
+"""
+
+from __future__ import annotations
+
+from gspo.rewards import symbolic
+from gspo.rewards.answers import Answer, equal, read, word_of
+from gspo.rewards.evaluation import TooLarge
+from gspo.rewards.expressions import Unreadable
+from gspo.rewards.extraction import final_answer, last_boxed
+from gspo.rewards.latex import normalise
+from gspo.rewards.verdict import Judgement
+
+MAX_ANSWER_CHARACTERS = 2000
+
+
+def verify(gold: str, response: str) -> Judgement:
+    """Judges a whole response.
+
+    >>> verify(r"\\frac{1}{2}", r"So it is \\boxed{0.5}.").correct
+    True
+    """
+    gold = gold_text(gold)
+    readable, why = read_gold(gold)
+    if not readable:
+        return Judgement(None, "gold", why)
+    answer = final_answer(response)
+    if not answer:
+        return Judgement(False, "extraction", "the response states no answer")
+    if len(answer) > MAX_ANSWER_CHARACTERS:
+        return Judgement(False, "extraction", f"the answer has {len(answer)} characters")
+    return compare(gold, answer)
+
+
+def gold_text(gold: str) -> str:
+    """A gold answer may be a worked solution with a box or a ``####`` line; else it is taken as it is."""
+    boxed = last_boxed(gold)
+    if boxed is not None:
+        return boxed.strip()
+    return gold.rsplit("####", 1)[-1].strip()
+
+
+def read_gold(gold: str) -> tuple[bool, str]:
+    """Whether a gold answer can be read, and if not, why."""
+    gold = gold_text(str(gold))
+    try:
+        read(gold)
+    except Unreadable as error:
+        if symbolic.readable(gold):
+            return True, ""
+        return False, f"the gold answer {gold[:80]!r} cannot be read: {error}"
+    return True, ""
+
+
+def compare(gold: str, answer: str) -> Judgement:
+    """Judges an extracted answer against a readable gold answer."""
+    if "".join(normalise(gold).split()) == "".join(normalise(answer).split()):
+        return Judgement(True, "identical", answer[:80])
+    if _same_word(gold, answer):
+        return Judgement(True, "word", answer[:80])
+    trees = _read_both(gold, answer)
+    if trees is None:
+        correct, reason = symbolic.compare(gold, answer)
+        return Judgement(correct, "symbolic", reason)
+    try:
+        return Judgement(equal(*trees), "structure", f"{answer[:80]!r} against {gold[:80]!r}")
+    except Unreadable as error:
+        return Judgement(False, "structure", str(error))
+    except TooLarge as error:
+        return _too_large(trees[0], str(error))
+
+
+def _same_word(gold: str, answer: str) -> bool:
+    """A gold word such as ``\\text{east}`` may be answered without the LaTeX command."""
+    word = word_of(gold)
+    return word is not None and answer.strip(" .*").casefold() == word
+
+
+def _read_both(gold: str, answer: str) -> tuple[Answer, Answer] | None:
+    try:
+        return read(gold), read(answer)
+    except Unreadable:
+        return None
+
+
+def _too_large(gold: Answer, reason: str) -> Judgement:
+    """A prediction that is too large cannot be shown to be the gold answer; a gold that is too large judges nothing."""
+    try:
+        equal(gold, read("0"))
+    except TooLarge:
+        return Judgement(None, "gold", f"the gold answer is too large: {reason}")
+    except Unreadable:
+        pass
+    return Judgement(False, "size", reason)
+
+
+def preload() -> None:
+    """Imports what the first verdict needs, so that the time limit does not pay for it."""
+    import mpmath
+
+    mpmath.mpf(1)
+    symbolic.preload()
