@@ -448,7 +448,7 @@ class RunDirectory:
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Writes summary.json as a whole or not at all; non-finite numbers become null."""
-        write_json(self.summary_path, _plain(summary, "summary", {}))
+        write_json(self.summary_path, summary)
 
     def close(self) -> None:
         """Gives the lock back; what is on disk stays."""
@@ -465,9 +465,10 @@ class RunDirectory:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes beside the target and renames, so that no reader sees half a file."""
+    """Writes beside the target and renames, so that no reader sees half a file. Non-finite numbers become null."""
     beside = path.with_name(path.name + ".tmp")
-    beside.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    text = json.dumps(_plain(value, path.name, {}), indent=2, ensure_ascii=False, allow_nan=False)
+    beside.write_text(text + "\n", encoding="utf-8")
     os.replace(beside, path)
 
 

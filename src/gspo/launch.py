@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from gspo.config.schema import DataConfig, Recipe
 from gspo.data.pairs import load_pairs
 from gspo.data.prompts import PromptCursor, load_prompts
 from gspo.envs.runner import collect
-from gspo.envs.tasks import TaskScore, make_task
+from gspo.envs.tasks import Split, Task, make_task
 from gspo.errors import ConfigError, RewardError
 from gspo.evals.base import EvaluationResult
 from gspo.evals.base import evaluate as evaluate_prompts
@@ -31,13 +31,13 @@ from gspo.policy.causal_lm import CausalPolicy, load_policy
 from gspo.report.terminal import TerminalReporter
 from gspo.rewards.audit import audit
 from gspo.rewards.base import RewardSet
-from gspo.rewards.registry import build_rewards
+from gspo.rewards.builtin import build_rewards
 from gspo.rollout.base import Engine, SamplingParams
 from gspo.rollout.embedded.engine import EmbeddedEngine
 from gspo.rollout.scripted import ScriptedEngine
 from gspo.seeding import derive_seed
 from gspo.train.bounds import Bounds, Calibration
-from gspo.train.checkpoint import checkpoint_name, keep_last, save_checkpoint
+from gspo.train.checkpoint import keep_last, save_checkpoint
 from gspo.train.loop import LoopSettings, Parts, run
 from gspo.train.optimizer import Optimizer
 from gspo.train.sft import SftSettings
@@ -60,7 +60,9 @@ class House:
     def decode(self, token_ids: Sequence[int]) -> str:
         return str(self.policy.tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
-    def collect(self, prompts: Sequence[Prompt], step: int) -> tuple[list[RolloutGroup], dict[str, float]]:
+    def collect(
+        self, prompts: Sequence[Prompt], step: int, first_draw: int = 0
+    ) -> tuple[list[RolloutGroup], dict[str, float]]:
         rollout = self.recipe.rollout
         return collect(
             prompts,
@@ -71,6 +73,7 @@ class House:
             seed=self.recipe.run.seed,
             group_size=rollout.group_size,
             decode=self.decode,
+            first_draw=first_draw,
         )
 
     def evaluate(self, step: int, name: str = "held_out") -> EvaluationResult:
@@ -92,6 +95,10 @@ class House:
 
     def evaluate_sft(self, step: int) -> dict[str, Any]:
         return self.evaluate(step, "sft").event_fields()
+
+    def close(self) -> None:
+        """Ends the verifier processes."""
+        self.reward_set.close()
 
     def set_policy_version(self, version: int) -> None:
         self.engine.policy_version = version
@@ -125,19 +132,18 @@ def build(recipe: Recipe, model: str | None = None) -> House:
     if recipe.run.num_threads:
         torch.set_num_threads(recipe.run.num_threads)
     policy = _policy(recipe, model)
-    prompts, score = _prompts(recipe, recipe.data, policy, "train")
-    eval_prompts: list[Prompt] = []
-    if recipe.data.eval is not None:
-        eval_prompts, _ = _prompts(recipe, recipe.data.eval, policy, "eval")
-    elif recipe.data.task is not None:
-        eval_prompts, _ = _prompts(recipe, recipe.data, policy, "eval")
+    held_out = recipe.data.eval or (recipe.data if recipe.data.task is not None else None)
+    task = _task(recipe, recipe.data, "train")
+    eval_task = _task(recipe, held_out, "eval") if held_out is not None else None
+    prompts = _prompts(recipe, recipe.data, policy, task)
+    eval_prompts = _prompts(recipe, held_out, policy, eval_task) if held_out is not None else []
     reward = recipe.reward
     reward_set = build_rewards(
         reward.functions,
         timeout_s=reward.timeout_s,
         num_workers=reward.num_workers,
         answer_column=reward.answer_column,
-        task_score=score,
+        task=task,
     )
     return House(recipe, policy, _engine(recipe, policy), reward_set, prompts, eval_prompts)
 
@@ -150,12 +156,12 @@ def train(recipe: Recipe, *, run_dir: Path | None, command: Sequence[str]) -> di
         RunError: the run went wrong; a checkpoint of the last good weights is in the run directory.
     """
     with _open_run(recipe, run_dir, command) as directory, _logged(directory, recipe) as log:
-        house = build(recipe)
-        _audit(log, house)
-        if recipe.sft is not None:
-            _cold_start(log, recipe, house.policy, house.evaluate_sft, directory)
         settings = _settings(recipe)
-        first, last = run(_parts(log, house, directory), settings)
+        with closing(build(recipe)) as house:
+            _audit(log, house)
+            if recipe.sft is not None:
+                _cold_start(log, recipe, house.policy, house.evaluate_sft, directory)
+            first, last = run(_parts(log, house, directory), settings)
         summary = _summary(directory, first, last, settings, log.seconds())
         directory.write_summary(summary)
     return summary
@@ -165,8 +171,8 @@ def sft(recipe: Recipe, *, run_dir: Path | None, command: Sequence[str]) -> dict
     """The cold start alone; the model is left in ``RUN_DIR/checkpoints/sft``. Returns the summary."""
     with _open_run(recipe, run_dir, command) as directory, _logged(directory, recipe) as log:
         if recipe.sft is not None and recipe.sft.stop_at_pass is not None:
-            house = build(recipe)
-            num_updates = _cold_start(log, recipe, house.policy, house.evaluate_sft, directory)
+            with closing(build(recipe)) as house:
+                num_updates = _cold_start(log, recipe, house.policy, house.evaluate_sft, directory)
         else:
             num_updates = _cold_start(log, recipe, _policy(recipe, None), None, directory)
         summary: dict[str, Any] = {
@@ -180,10 +186,10 @@ def sft(recipe: Recipe, *, run_dir: Path | None, command: Sequence[str]) -> dict
 
 def evaluate(recipe: Recipe, *, model: str | None, output: Path | None) -> dict[str, Any]:
     """Evaluates ``model`` (default: the recipe's) on the recipe's held-out prompts; returns the event's fields."""
-    house = build(recipe, model)
-    if not house.eval_prompts:
-        raise ConfigError("there are no held-out prompts: give [data.eval] a path or a task")
-    result = {"model": model or recipe.model.path or recipe.model.tiny, **house.evaluate(0).event_fields()}
+    with closing(build(recipe, model)) as house:
+        if not house.eval_prompts:
+            raise ConfigError("there are no held-out prompts: give [data.eval] a path or a task")
+        result = {"model": model or recipe.model.path or recipe.model.tiny, **house.evaluate(0).event_fields()}
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)
         write_json(output, result)
@@ -209,35 +215,37 @@ def _policy(recipe: Recipe, path: str | None) -> CausalPolicy:
     )
 
 
-def _prompts(
-    recipe: Recipe, data: DataConfig, policy: CausalPolicy, split: str
-) -> tuple[list[Prompt], TaskScore | None]:
-    """The prompts of one section, and the task's own scorer where it is a generated task."""
-    seed = recipe.run.seed if data.seed is None else data.seed
-    room = policy.context_length - recipe.rollout.max_new_tokens
-    task = None
-    if data.task is not None:
-        task = make_task(data.task, data.task_options, seed=seed, split=split, num=data.num_prompts or 1000)
-    prompts = load_prompts(
+def _task(recipe: Recipe, data: DataConfig, split: Split) -> Task | None:
+    """The generated task of one section; training and held-out problems share none."""
+    if data.task is None:
+        return None
+    return make_task(data.task, data.task_options, seed=_data_seed(recipe, data), split=split, num=data.num_prompts)
+
+
+def _data_seed(recipe: Recipe, data: DataConfig) -> int:
+    return recipe.run.seed if data.seed is None else data.seed
+
+
+def _prompts(recipe: Recipe, data: DataConfig, policy: CausalPolicy, task: Task | None) -> list[Prompt]:
+    return load_prompts(
         path=data.path,
-        task=task,
+        rows=None if task is None else task.rows,
         num_prompts=data.num_prompts,
-        seed=seed,
+        seed=_data_seed(recipe, data),
         tokenizer=policy.tokenizer,
         prompt_column=data.prompt_column,
         system_prompt=data.system_prompt,
         instruction=data.instruction,
         chat_template=data.chat_template,
         template_options=data.template_options,
-        max_prompt_tokens=data.max_prompt_tokens or room,
+        max_prompt_tokens=data.max_prompt_tokens or policy.context_length - recipe.rollout.max_new_tokens,
     )
-    return prompts, None if task is None else task.score
 
 
 def _engine(recipe: Recipe, policy: CausalPolicy) -> Engine:
     if recipe.rollout.engine == "scripted":
         assert recipe.rollout.script is not None  # config/check.py has seen to it
-        return ScriptedEngine.from_jsonl(recipe.rollout.script, policy.tokenizer)
+        return ScriptedEngine(recipe.rollout.script, policy.tokenizer)
     return EmbeddedEngine(policy, max_slots=recipe.rollout.max_slots)
 
 
@@ -383,8 +391,10 @@ def _audit(log: Log, house: House) -> None:
     if not reward.audit:
         return
     log.screen.on_phase("audit", 0)
-    report = audit(house.prompts[: reward.audit_num_prompts], house.reward_set, answer_column=reward.answer_column)
-    log.emit("audit", findings=list(report.findings))
+    report = audit(house.prompts, house.reward_set, reward.answer_column, reward.audit_num_prompts)
+    log.emit("audit", findings=list(report.findings), num_prompts=report.num_prompts, num_scored=report.num_scored)
+    for note in report.notes:
+        log.emit("warning", message=note)
     if not report.ok:
         raise RewardError(
             "the reward audit failed before step 1: " + "; ".join(report.findings) + ". Nothing was trained. "
@@ -403,10 +413,12 @@ def _cold_start(
     settings = recipe.sft
     if settings is None:
         raise ConfigError("the recipe has no [sft] section: say what to train on (sft.path or sft.task)")
+    task = None
+    if settings.task is not None:
+        task = make_task(settings.task, settings.task_options, seed=recipe.run.seed, num=settings.num_pairs)
     pairs = load_pairs(
         path=settings.path,
-        task=settings.task,
-        task_options=settings.task_options,
+        rows=None if task is None else task.rows,
         response_column=settings.response_column,
         prompt_column=recipe.data.prompt_column,
         system_prompt=recipe.data.system_prompt,
@@ -414,7 +426,6 @@ def _cold_start(
         chat_template=recipe.data.chat_template,
         template_options=recipe.data.template_options,
         tokenizer=policy.tokenizer,
-        seed=recipe.run.seed,
         max_tokens=policy.context_length,
     )
     optimizer = Optimizer(
@@ -431,7 +442,7 @@ def _cold_start(
     num_updates = run_sft(
         policy,
         optimizer,
-        pairs,
+        [(prompt.token_ids, response) for prompt, response in pairs],
         SftSettings(
             seed=recipe.run.seed,
             num_steps=settings.num_steps,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -86,7 +87,9 @@ def test_padding_side_and_amount_do_not_matter(objective: Objective, left: int, 
 
 
 @settings(deadline=None, max_examples=25)
-@given(seed=st.integers(0, 10_000), cut_points=st.sets(st.integers(1, 5), max_size=4), which=st.integers(0, len(ALL) - 1))
+@given(
+    seed=st.integers(0, 10_000), cut_points=st.sets(st.integers(1, 5), max_size=4), which=st.integers(0, len(ALL) - 1)
+)
 def test_any_cut_into_micro_batches_gives_the_same_loss_gradient_and_metrics(
     seed: int, cut_points: set[int], which: int
 ) -> None:
@@ -99,14 +102,16 @@ def test_any_cut_into_micro_batches_gives_the_same_loss_gradient_and_metrics(
     leaf = batch.logprobs.clone().requires_grad_()
     edges = [0, *sorted(cut_points), 6]
     parts = []
-    for start, end in zip(edges, edges[1:], strict=False):
+    for start, end in pairwise(edges):
         rows = order[start:end]
         parts.append(objective(leaf[rows], batch.old[rows], batch.advantages[rows], batch.mask[rows]))
         (parts[-1].loss_sum / whole.count).backward()
     assert sum(p.count for p in parts) == whole.count
     assert sum(p.loss_sum.item() for p in parts) / whole.count == pytest.approx(loss.item(), abs=1e-13)
     torch.testing.assert_close(leaf.grad, gradient, rtol=0, atol=1e-13)
-    assert mean_metrics(add_metrics([p.metrics for p in parts])) == pytest.approx(mean_metrics(whole.metrics), abs=1e-12)
+    assert mean_metrics(add_metrics([p.metrics for p in parts])) == pytest.approx(
+        mean_metrics(whole.metrics), abs=1e-12
+    )
 
 
 @pytest.mark.parametrize("objective", ALL, ids=label)

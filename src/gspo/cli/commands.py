@@ -13,20 +13,20 @@ from gspo.errors import InputError
 
 
 def train(path: Path, run_dir: Path | None, overrides: Sequence[str], command: Sequence[str]) -> int:
-    """``gspo train``."""
+    """``gspo train``: prints the summary as one JSON line."""
     recipe = checked_recipe(path, overrides, "train")
     from gspo import launch
 
-    launch.train(recipe, run_dir=run_dir, command=command)
+    print(json.dumps(launch.train(recipe, run_dir=run_dir, command=command)))
     return 0
 
 
 def sft(path: Path, run_dir: Path | None, overrides: Sequence[str], command: Sequence[str]) -> int:
-    """``gspo sft``."""
+    """``gspo sft``: prints the summary as one JSON line."""
     recipe = checked_recipe(path, overrides, "sft")
     from gspo import launch
 
-    launch.sft(recipe, run_dir=run_dir, command=command)
+    print(json.dumps(launch.sft(recipe, run_dir=run_dir, command=command)))
     return 0
 
 

@@ -33,27 +33,44 @@ def check_recipe(recipe: Recipe, command: Command = "train") -> list[Finding]:
 
     Args:
         recipe: a validated tree; ``model_fields_set`` says what the user wrote.
-        command: what it is for; with ``sft`` (or ``check`` of a recipe with [sft] and no data) [data] is not needed.
+        command: what it is for; ``sft`` (and ``check`` where there is [sft]) needs no source in [data].
     """
     needs_data = _needs_data(recipe, command)
     findings = [
         *_command_findings(recipe, command),
         *_model_findings(recipe),
-        *_source_findings(recipe, needs_data),
+        *_source_findings(recipe, command, needs_data),
         *useless_keys(recipe),
         *_reward_findings(recipe, needs_data),
         *_objective_findings(recipe),
         *_batch_findings(recipe),
         *_schedule_findings(recipe),
         *_eval_findings(recipe),
+        *_held_out_findings(recipe, command),
     ]
-    return sorted(findings, key=lambda finding: finding.severity != "error")
+    concerns = [finding for finding in findings if finding.severity == "error" or _is_used(finding, recipe, command)]
+    return sorted(concerns, key=lambda finding: finding.severity != "error")
+
+
+def _is_used(finding: Finding, recipe: Recipe, command: Command) -> bool:
+    """Whether a warning is about what the command does: an evaluation does not care for the training schedule."""
+    if command in ("train", "check"):
+        return True
+    used = {"run", "model", "data"} | ({"sft"} if command == "sft" else set())
+    if command == "eval" or (recipe.sft is not None and recipe.sft.stop_at_pass is not None):
+        used |= {"rollout", "reward", "eval"}
+    return {key.partition(".")[0] for key in (finding.key, *finding.related)} <= used
 
 
 def _needs_data(recipe: Recipe, command: Command) -> bool:
     if command not in ("sft", "check") or recipe.sft is None:
         return True
-    return bool(recipe.data.model_fields_set) or recipe.sft.stop_at_pass is not None
+    return recipe.sft.stop_at_pass is not None
+
+
+def has_held_out(recipe: Recipe) -> bool:
+    """Whether there are prompts to evaluate on: a task makes its own, a file does not."""
+    return recipe.data.eval is not None or recipe.data.task is not None
 
 
 def num_prompts(recipe: Recipe) -> int | None:
@@ -110,10 +127,13 @@ def _model_findings(recipe: Recipe) -> Iterator[Finding]:
         )
 
 
-def _source_findings(recipe: Recipe, needs_data: bool) -> Iterator[Finding]:
+def _source_findings(recipe: Recipe, command: Command, needs_data: bool) -> Iterator[Finding]:
     what = 'give a file, or task = "arithmetic:addition"'
-    if needs_data:
+    if needs_data or (recipe.data.path is not None and recipe.data.task is not None):
         yield from _one_of_two(recipe, "data.path", "data.task", what)
+    elif command == "check" and recipe.data.path is None and recipe.data.task is None:
+        text = "neither data.path nor data.task is set: the recipe is good for gspo sft only"
+        yield Finding("warning", "data.path", text, ("data.task",))
     if recipe.data.eval is not None:
         yield from _one_of_two(recipe, "data.eval.path", "data.eval.task", what)
     if recipe.sft is not None:
@@ -174,7 +194,7 @@ def _function_findings(recipe: Recipe, key: str, function: RewardFunction) -> It
         if name == "task" and recipe.data.path is not None:
             text = '"task" is the verifier of a generated task, and data.path is a file; take "exact_match" or "number"'
             yield Finding("error", f"{key}.name", text, ("data.path", "data.task"))
-    elif not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", name):
+    elif not re.fullmatch(r"([A-Za-z_][\w.]*|.+\.py):[A-Za-z_][\w.]*", name):
         near = difflib.get_close_matches(name, BUILT_IN_REWARDS, n=1)
         built_in = ", ".join(f'"{known}"' for known in BUILT_IN_REWARDS)
         meant = f'did you mean "{near[0]}"?' if near else f'write {built_in} or "module:function"'
@@ -260,9 +280,10 @@ def _schedule_findings(recipe: Recipe) -> Iterator[Finding]:
 
 
 def _warmup_findings(section: str, warmup: int, num_updates: int) -> Iterator[Finding]:
+    related = (f"{section}.num_steps", *(["train.num_mini_batches"] if section == "train" else []))
     if warmup >= num_updates:
         text = f"{warmup} updates of warm-up, and the run has {num_updates}: the learning rate is reached at its end"
-        yield Finding("warning", f"{section}.warmup_steps", text, (f"{section}.num_steps", "train.num_mini_batches"))
+        yield Finding("warning", f"{section}.warmup_steps", text, related)
 
 
 def _beta_findings(section: str, betas: tuple[float, float]) -> Iterator[Finding]:
@@ -280,6 +301,27 @@ def _eval_findings(recipe: Recipe) -> Iterator[Finding]:
     if config.temperature == 0 and config.num_samples > 1:
         text = f"0 is greedy: all eval.num_samples = {config.num_samples} samples are the same; 1 is enough"
         yield Finding("warning", "eval.temperature", text, ("eval.num_samples",))
+
+
+def _held_out_findings(recipe: Recipe, command: Command) -> Iterator[Finding]:
+    related = ("data.path", "data.task", "data.eval")
+    if has_held_out(recipe):
+        held_out = recipe.data.eval
+        if held_out is not None and held_out.path is not None and held_out.path == recipe.data.path:
+            text = "is the training file: what is measured may have been trained on; give held-out prompts a file"
+            yield Finding("warning", "data.eval.path", text, related)
+        return
+    if recipe.data.path is None:
+        return
+    remedy = "there are no held-out prompts; add [data.eval] with a path or a task"
+    if command == "eval":
+        yield Finding("error", "data.eval", remedy, related)
+        return
+    for name in sorted(recipe.eval.model_fields_set):
+        yield useless(recipe, f"eval.{name}", f"because {remedy}", *related)
+    if recipe.sft is not None and recipe.sft.stop_at_pass is not None:
+        yield useless(recipe, "sft.stop_at_pass", f"because {remedy}", *related)
+    yield Finding("warning", "data.eval", f"{remedy}, or nothing is evaluated", related)
 
 
 # Files.

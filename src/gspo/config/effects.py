@@ -122,7 +122,7 @@ _CONDITIONS: Final = (
         ("checkpoint.every",),
     ),
     _Condition(
-        ("sft.task_options",),
+        ("sft.task_options", "sft.num_pairs"),
         lambda r: r.sft is None or r.sft.task is not None,
         "without sft.task; set that too",
         ("sft.task",),
@@ -160,11 +160,14 @@ def _data_keys(recipe: Recipe) -> Iterator[Finding]:
         sources = (f"{prefix}.path", f"{prefix}.task")
         if data.task is None and is_set(recipe, f"{prefix}.task_options"):
             yield useless(recipe, f"{prefix}.task_options", f"without {prefix}.task; set that too", *sources)
-        if data.path is None and is_set(recipe, f"{prefix}.prompt_column"):
+        reads_pairs = prefix == "data" and recipe.sft is not None and recipe.sft.path is not None
+        if data.path is None and not reads_pairs and is_set(recipe, f"{prefix}.prompt_column"):
             yield useless(recipe, f"{prefix}.prompt_column", f"without {prefix}.path; set that too", *sources)
-        if data.chat_template == "never" and is_set(recipe, f"{prefix}.template_options"):
-            template = f"{prefix}.chat_template"
-            yield useless(recipe, f"{prefix}.template_options", f'with {template} = "never"', template)
+        if data.chat_template == "never":
+            for key in (f"{prefix}.template_options", f"{prefix}.system_prompt"):
+                if is_set(recipe, key):
+                    template = f"{prefix}.chat_template"
+                    yield useless(recipe, key, f'with {template} = "never"', template)
 
 
 def _data_sections(recipe: Recipe) -> Iterator[tuple[str, DataConfig]]:

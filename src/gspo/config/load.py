@@ -215,7 +215,7 @@ def _validate(tree: dict[str, Any], place: _Places, faults: Faults) -> Recipe | 
         except ValidationError as error:
             for details in error.errors(include_url=False):
                 _add_fault(details, place, faults)
-                _remove(tree, details["loc"])
+                _remove(tree, _removable(details))
     return None
 
 
@@ -234,9 +234,9 @@ def _add_fault(details: ErrorDetails, place: _Places, faults: Faults) -> None:
         kind = "a list of tables" if schema_key == "reward.functions" else "a table"
         faults.add(place(key), key, f"{key} = {_shown(value)}: must be {kind} (a section of the recipe)")
     elif details["type"] == "missing" and isinstance(loc[-1], str):
-        faults.add(place(key), _dotted(_removable(loc)), f"{key}: is missing; it must be {_expected(schema_key)}")
+        faults.add(place(key), _dotted(_removable(details)), f"{key}: is missing; it must be {_expected(schema_key)}")
     else:
-        whole = _dotted(_removable(loc))
+        whole = _dotted(_removable(details))
         subject = f"{whole} " if whole != key and schema_key == whole else ""
         shown = f"{key} = {_shown(value)}" if details["type"] != "missing" else f"{key} is missing"
         faults.add(place(key), whole, f"{shown}: {subject}must be {_expected(schema_key)}")
@@ -262,18 +262,21 @@ def _dotted(loc: Sequence[str | int]) -> str:
     return text
 
 
-def _removable(loc: Sequence[str | int]) -> tuple[str | int, ...]:
-    """The path that can be taken out of the tree: a list as a whole."""
+def _removable(details: ErrorDetails) -> tuple[str | int, ...]:
+    """What has to go so that the rest can be judged: the key; for a wrong or incomplete list item the whole list."""
+    loc = details["loc"]
+    if isinstance(loc[-1], str) and details["type"] != "missing":
+        return tuple(loc)
     first = next((index for index, part in enumerate(loc) if isinstance(part, int)), len(loc))
     return tuple(loc[:first])
 
 
-def _remove(tree: dict[str, Any], loc: Sequence[str | int]) -> None:
-    *parents, leaf = _removable(loc)
+def _remove(tree: dict[str, Any], path: Sequence[str | int]) -> None:
+    *parents, leaf = path
     node: Any = tree
     for parent in parents:
-        node = node.get(parent) if isinstance(node, dict) else None
+        known = isinstance(node, list) or (isinstance(node, dict) and parent in node)
+        node = node[parent] if known else None  # type: ignore[index]
     if isinstance(node, dict):
         node.pop(leaf, None)
-    if leaf == "model" and not parents:
-        tree["model"] = {}
+    tree.setdefault("model", {})

@@ -45,7 +45,9 @@ def k3(policy: Tensor, reference: Tensor) -> Tensor:
     """
     x = reference - policy
     bounded = x.clamp(max=K3_LINEAR_FROM)
-    return bounded.expm1() - bounded + (x - bounded) * math.expm1(K3_LINEAR_FROM)
+    # relu, so that below the bound nothing large is added and taken away again, in value or gradient.
+    excess = (x - K3_LINEAR_FROM).relu()
+    return bounded.expm1() - bounded + excess * math.expm1(K3_LINEAR_FROM)
 
 
 def k1_with_gradient(policy: Tensor, reference: Tensor) -> Tensor:

@@ -30,8 +30,8 @@ p { margin: 0; }
 .chart:last-child:nth-child(odd) { grid-column: 1 / -1; }
 .chart p { color: var(--soft); font-size: 13px; }
 .chart { display: flex; flex-direction: column; }
-.plot { height: 285px; margin: 4px -6px -6px; }
-.key { display: flex; flex-wrap: wrap; gap: 2px 16px; margin: 6px 0 auto; }
+.plot { height: 285px; margin: auto -6px -6px; }
+.key { display: flex; flex-wrap: wrap; gap: 2px 16px; margin: 6px 0 4px; }
 .key button {
   display: flex; align-items: center; gap: 6px; padding: 0; border: 0; background: none; color: var(--soft);
   font-size: 13px;
@@ -50,6 +50,7 @@ p { margin: 0; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: 14px; }
 th, td { text-align: left; padding: 7px 14px 7px 0; border-bottom: 1px solid var(--line); vertical-align: top; }
 th { color: var(--soft); font-weight: 500; font-size: 13px; white-space: nowrap; }
+td:first-child, td:last-child { white-space: nowrap; }
 tr:last-child td { border-bottom: 0; }
 td small { display: block; color: var(--soft); font-size: 12.5px; white-space: nowrap; }
 .dot { display: inline-block; width: 11px; height: 11px; border-radius: 3px; margin-right: 8px; }

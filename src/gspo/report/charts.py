@@ -213,7 +213,7 @@ def divergence(runs: Sequence[RunData]) -> Chart:
     return Chart(
         "divergence",
         "Trust region",
-        "The policy moves a little per step, the engine agrees with the trainer",
+        "Small moves of the policy, an engine that agrees",
         "Estimated KL divergences, and how far the sampler's log-probs are from the trainer's at equal weights.",
         kind_lines(runs, kinds, log=True),
         STEP,
@@ -249,9 +249,9 @@ def shares(runs: Sequence[RunData]) -> Chart:
         for number, (metric, name) in enumerate(
             (("groups/constant", "groups without signal"), ("groups/dropped", "groups dropped")), 1
         ):
-            traces += line(
-                share_of(run.step_curve(metric), run.step_curve("groups/total")), style_of(runs, index, number, name)
-            )
+            curve = share_of(run.step_curve(metric), run.step_curve("groups/total"))
+            if any(curve.known):
+                traces += line(curve, style_of(runs, index, number, name))
     return Chart(
         "shares",
         "Responses",
@@ -338,7 +338,11 @@ def seconds(runs: Sequence[RunData]) -> Chart:
         traces,
         "seconds per step" if several else STEP,
         "" if several else "seconds",
-        layout={"barmode": "stack", "bargap": 0.35 if several else 0.08, "yaxis": {"automargin": True}},
+        layout={
+            "barmode": "stack",
+            "bargap": 0.5 if several else 0.08,
+            "yaxis": {"autorange": "reversed"} if several else {},
+        },
     )
 
 

@@ -65,18 +65,20 @@ def duration(run: RunData) -> Value:
 
 
 def last_reward(run: RunData) -> Value:
-    return _mean_of_last(run.step_curve("reward/mean"), "{:.3f}", "mean of the last {} steps")
+    return _mean_of_last(run.step_curve("reward/mean"), "{:.3f}", "last {} steps")
 
 
 def clipping(run: RunData) -> Value:
-    return _mean_of_last(run.step_curve("clip_fraction/sequence"), "{:.1%}", "of responses, last {} steps")
+    return _mean_of_last(run.step_curve("clip_fraction/sequence"), "{:.1f} %", "last {} steps", 100.0)
 
 
 def objective(run: RunData) -> Value:
     """Name and the bounds in force at the end."""
     start = run.start
+    if run.only_supervised:
+        return Value("supervised")
     if not start.get("objective"):
-        return Value("supervised" if run.of_type("sft") else "–")
+        return Value()
     low, high = (_last(run.step_curve(name), start.get(name)) for name in ("clip_low", "clip_high"))
     if low is None or high is None:
         return Value(str(start["objective"]), "no clipping")
@@ -105,8 +107,8 @@ def _last(curve: Curve, otherwise: float | None) -> float | None:
     return curve.known[-1] if curve else otherwise
 
 
-def _mean_of_last(curve: Curve, form: str, note: str) -> Value:
+def _mean_of_last(curve: Curve, form: str, note: str, factor: float = 1.0) -> Value:
     values = curve.known[-10:]
     if not values:
         return Value()
-    return Value(form.format(sum(values) / len(values)), note.format(len(values)))
+    return Value(form.format(factor * sum(values) / len(values)), note.format(len(values)))

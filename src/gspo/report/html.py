@@ -102,7 +102,7 @@ def _header(runs: Sequence[RunData]) -> str:
 def _batch_arithmetic(run: RunData) -> str:
     start = run.start
     prompts, group, updates = (start.get(k) for k in ("prompts_per_step", "group_size", "num_mini_batches"))
-    if not prompts or not group:
+    if not prompts or not group or run.only_supervised:
         return ""
     text = f"{prompts} prompts × {group} responses per step"
     return f"{text}, {updates} updates" if updates else text
@@ -126,8 +126,8 @@ def _tiles(run: RunData) -> str:
     elif before.text != "–":
         tiles.append(_tile("pass@1 on held-out prompts", escape(before.text), before.note))
     for name, shown in (
-        ("training reward", headline.last_reward(run)),
-        ("clipped", headline.clipping(run)),
+        ("reward in training", headline.last_reward(run)),
+        ("responses clipped", headline.clipping(run)),
         ("progress", headline.progress(run)),
         ("time", headline.duration(run)),
     ):
@@ -144,7 +144,17 @@ def _tile(name: str, value_html: str, note: str, wide: bool = False) -> str:
 
 
 def _table(runs: Sequence[RunData]) -> str:
-    names = ("run", "objective", "before", "after", "change", "training reward", "clipped", "progress", "time")
+    names = (
+        "run",
+        "objective",
+        "before",
+        "after",
+        "change",
+        "reward in training",
+        "responses clipped",
+        "progress",
+        "time",
+    )
     rows = []
     for index, run in enumerate(runs):
         values = [

@@ -64,6 +64,11 @@ class RunData:
         return len(self.of_type("step"))
 
     @property
+    def only_supervised(self) -> bool:
+        """Whether the run is over and was supervised training alone, whatever its recipe says besides."""
+        return self.end is not None and not self.num_steps_done and bool(self.of_type("sft"))
+
+    @property
     def clips_sequences(self) -> bool:
         return self.start.get("objective") in SEQUENCE_OBJECTIVES
 

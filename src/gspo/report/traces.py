@@ -243,4 +243,6 @@ def axis(scale: Scale, traces: Sequence[Trace]) -> dict[str, Any]:
         return {"rangemode": "tozero", "tickformat": ".1~%"} if scale == "log_fraction" else {}
     decades = math.log10(max(values) / min(values))
     format_ = {"tickformat": "~%"} if scale == "log_fraction" else {"exponentformat": "power"}
-    return {"type": "log", "dtick": "D2" if decades < 2.5 else 1, **format_}
+    if decades >= 2.5:
+        return {"type": "log", "dtick": 1, **format_}
+    return {"type": "log", "dtick": "D2", **({"tickformat": ".1~g"} | format_)}

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gspo.rewards import evaluation
-from gspo.rewards.expressions import Expr, Unreadable, parse
+from gspo.rewards.expressions import Expr, UnreadableError, parse
 from gspo.rewards.latex import normalise
 
 _UNIT_ALIASES = {
@@ -29,13 +29,16 @@ _UNIT_ALIASES = {
     "millimeters": "mm", "cents": "cent", "miles": "mile", "yards": "yard", "pounds": "pound",
 }  # fmt: skip
 _UNIT = re.compile(r"^(.*[\d)\]}])\s*\\text\{([^{}]*)\}\s*(\^\s*\{?\d\}?)?$", re.DOTALL)
-_PLAIN_UNIT = re.compile(r"^(-?\s*(?:\d[\d.,]*|\\frac\{\d+\}\{\d+\}|\d+\s*/\s*\d+))\s*([A-Za-z]{2,}(?:\s+[A-Za-z]+){0,3})(\^\d)?$")
+_PLAIN_UNIT = re.compile(
+    r"^(-?\s*(?:\d[\d.,]*|\\frac\{\d+\}\{\d+\}|\d+\s*/\s*\d+))\s*([A-Za-z]{2,}(?:\s+[A-Za-z]+){0,3})(\^\d)?$"
+)
 _BASE = re.compile(r"^([0-9A-Fa-f]+)\s*_\s*(?:\{\s*(\d+)\s*\}|(\d+))$")
 _RELATION = re.compile(r"\\(?:le|ge|ne)(?![A-Za-z])|[<>=]")
 _MATRIX = re.compile(r"^\\begin\{matrix\}(.*)\\end\{matrix\}$", re.DOTALL)
 _WORD = re.compile(r"^\\text\{\s*\(?([A-Za-z][A-Za-z-]*)\)?\s*\}$")
 _BOUND = re.compile(r",?\s*(?:\\text\{\s*(?:where|for)?\s*\}\s*)?([a-z])\s*\\in\s*\\mathbb\{?\s*(Z|N|R|Q)\s*\}?\s*$")
 _OPEN_TO_CLOSE = {"(": ")", "[": "]", "\\{": "\\}"}
+_NAME = re.compile(r"\\?[A-Za-z]+(?:_(?:\{\w+\}|\w))?|[A-Za-z]\s*\(\s*[A-Za-z]\s*\)")
 _LATEX_SET = re.compile(r"^\\mathbb\s*\{?\s*([A-Z])\s*\}?$")
 
 
@@ -79,23 +82,31 @@ def read(text: str) -> Answer:
     """The tree of an answer as a person wrote it.
 
     Raises:
-        Unreadable: the text is empty, prose, or mathematics that this reader does not know.
+        UnreadableError: the text is empty, prose, or mathematics that this reader does not know.
     """
     text = normalise(text)
     if not text:
-        raise Unreadable("empty")
+        raise UnreadableError("empty")
     if re.fullmatch(r"n\s*/\s*a", text, re.IGNORECASE):
-        raise Unreadable(f"{text!r} is not an answer")
+        raise UnreadableError(f"{text!r} is not an answer")
     return _read(text)
 
 
 def _read(text: str) -> Answer:
     text = text.strip()
-    if bound := _BOUND.search(text):
-        if text[: bound.start()].strip():
-            name = bound.group(1)
-            return _read(re.sub(rf"(?<![A-Za-z\\]){name}(?![A-Za-z])|(?<=\d){name}(?=\\)", "q_{any}", text[: bound.start()]))
-    for reader in (_read_union, _read_list, _read_membership, _read_relation, _read_plus_minus, _read_bracketed, _read_matrix):
+    bound = _BOUND.search(text)
+    if bound and text[: bound.start()].strip():  # the name of a bound integer does not matter
+        name = bound.group(1)
+        return _read(re.sub(rf"(?<![A-Za-z\\]){name}(?![A-Za-z])", "q_{any}", text[: bound.start()]))
+    for reader in (
+        _read_union,
+        _read_list,
+        _read_membership,
+        _read_relation,
+        _read_plus_minus,
+        _read_bracketed,
+        _read_matrix,
+    ):
         answer = reader(text)
         if answer is not None:
             return answer
@@ -162,7 +173,7 @@ def _read_relation(text: str) -> Answer | None:
         return None
     relations = _top_relations(text, pieces)
     if any(not piece.strip() for piece in pieces):
-        raise Unreadable("a relation lacks a side")
+        raise UnreadableError("a relation lacks a side")
     if set(relations) == {"="}:
         return _read_equation(pieces, text)
     if "\\ne" in relations or "=" in relations or len(pieces) > 3:
@@ -183,19 +194,11 @@ def _top_relations(text: str, pieces: Sequence[str]) -> list[str]:
 
 def _read_equation(pieces: list[str], text: str) -> Answer:
     left, right = pieces[0].strip(), pieces[-1].strip()
-    if re.fullmatch(r"\\?[A-Za-z]+(?:_(?:\{\w+\}|\w))?", left) or re.fullmatch(r"[A-Za-z]\s*\(\s*[A-Za-z]\s*\)", left):
-        if not (re.fullmatch(r"[A-Za-z]{2,}", left) and _is_word(left)):
-            return replace(_read(right), variable=left)
+    if _NAME.fullmatch(left):
+        return replace(_read(right), variable=left)
     if len(pieces) > 2:
         return Leaf(None, _squeeze(text))
     return Equation(parse(left), parse(right), _squeeze(text))
-
-
-def _is_word(text: str) -> bool:
-    try:
-        return len(evaluation.symbols(parse(text))) != 1 and len(text) > 3
-    except Unreadable:
-        return False
 
 
 def _read_inequality(pieces: list[str], relations: list[str], text: str) -> Answer:
@@ -220,7 +223,12 @@ def _read_inequality(pieces: list[str], relations: list[str], text: str) -> Answ
 
 
 def _is_variable(text: str) -> bool:
-    return bool(re.fullmatch(r"[A-Za-z]|\\[A-Za-z]+|[A-Za-z]_\{?\w+\}?", text)) and text not in ("e", "i", "\\pi", "\\infty")
+    return bool(re.fullmatch(r"[A-Za-z]|\\[A-Za-z]+|[A-Za-z]_\{?\w+\}?", text)) and text not in (
+        "e",
+        "i",
+        "\\pi",
+        "\\infty",
+    )
 
 
 def _interval(low: str, high: str, low_closed: bool, high_closed: bool, variable: str) -> Group:
@@ -280,7 +288,7 @@ def _read_matrix(text: str) -> Answer | None:
 def _read_leaf(text: str) -> Answer:
     text = text.strip()
     if not text:
-        raise Unreadable("empty")
+        raise UnreadableError("empty")
     if text == "\\emptyset" or text == "\\ldots":
         return Leaf(None, text)
     if match := _LATEX_SET.match(text):
@@ -306,7 +314,7 @@ def word_of(text: str) -> str | None:
 def _read_based(match: re.Match[str], text: str) -> Leaf:
     base = int(match.group(2) or match.group(3))
     if not 2 <= base <= 36:
-        raise Unreadable(f"{base} is not a base")
+        raise UnreadableError(f"{base} is not a base")
     try:
         value = int(match.group(1), base)
     except ValueError:
@@ -339,8 +347,8 @@ def equal(gold: Answer, prediction: Answer) -> bool:
     """Whether the prediction is the gold answer.
 
     Raises:
-        TooLarge: a value that would have to be compared is too large to be evaluated.
-        Unreadable: a value has a form that cannot be computed.
+        TooLargeError: a value that would have to be compared is too large to be evaluated.
+        UnreadableError: a value has a form that cannot be computed.
     """
     if gold.variable and prediction.variable and _squeeze(gold.variable) != _squeeze(prediction.variable):
         return False
@@ -405,6 +413,6 @@ def _as_zero(answer: Answer) -> Expr | None:
     if isinstance(answer, Leaf) and answer.expr is not None and answer.variable:
         try:
             return Expr("add", (parse(normalise(answer.variable)), Expr("neg", (answer.expr,))))
-        except Unreadable:
+        except UnreadableError:
             return None
     return None

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gspo.rewards.base import RewardSet
+from gspo.rewards.builtin import BUILTIN
 from gspo.types import Prompt, Score
 
 JUNK = ("I don't know.", ".", "0 1 2 3 4 5 6 7 8 9 10", "\\boxed{}", "The answer is the answer.")
@@ -39,15 +40,22 @@ class _Case:
     prompt: Prompt
     gold: str | None
     gold_scores: list[Score] = field(default_factory=list)
-    other_scores: list[tuple[str, Score]] = field(default_factory=list)
+    junk_scores: list[tuple[str, Score]] = field(default_factory=list)
+    swapped_scores: list[tuple[str, Score]] = field(default_factory=list)  # the gold answer of another prompt
+
+    @property
+    def scores(self) -> list[Score]:
+        return [*self.gold_scores, *(score for _, score in (*self.junk_scores, *self.swapped_scores))]
 
     @property
     def best_gold(self) -> float | None:
         return max((s.value for s in self.gold_scores if s.value is not None), default=None)
 
-    @property
-    def best_other(self) -> tuple[float, str] | None:
-        return max(((s.value, text) for text, s in self.other_scores if s.value is not None), default=None)
+    def beaten_by(self, others: Sequence[tuple[str, Score]]) -> tuple[str, float] | None:
+        """An answer among ``others`` that scores at least as much as the gold answer, the best one."""
+        gold = self.best_gold
+        scored = [(text, s.value) for text, s in others if s.value is not None and gold is not None and s.value >= gold]
+        return max(scored, key=lambda pair: pair[1], default=None)
 
 
 def audit(
@@ -61,14 +69,15 @@ def audit(
     cases = [_Case(prompt, _gold(prompt, answer_column)) for prompt in prompts[:num_prompts]]
     _score(cases, reward_set)
     with_gold = [case for case in cases if case.gold is not None]
-    findings = [*_unscored(cases), *_gold_findings(with_gold), *_junk_findings(cases), *_constant(cases)]
+    findings = [*_unscored(cases), *_below_top(with_gold)]
+    findings += _constant(cases) or [*_junk_findings(with_gold), *_swapped_findings(with_gold)]
     notes = []
     if len(with_gold) < len(cases):
         notes.append(
             f"{len(cases) - len(with_gold)} of {len(cases)} prompts have no gold answer in column {answer_column!r}: "
             "whether gold answers are rewarded was not checked there"
         )
-    num_scored = sum(len(case.gold_scores) + len(case.other_scores) for case in cases)
+    num_scored = sum(len(case.scores) for case in cases)
     return AuditReport(len(cases), num_scored, tuple(findings), tuple(notes))
 
 
@@ -88,18 +97,23 @@ def _gold(prompt: Prompt, answer_column: str) -> str | None:
 def _score(cases: Sequence[_Case], reward_set: RewardSet) -> None:
     """One call of the reward for all answers of all prompts."""
     golds = list(dict.fromkeys(case.gold for case in cases if case.gold is not None))
-    rows: list[tuple[_Case, str, bool]] = []
+    rows: list[tuple[_Case, str, str]] = []
     for case in cases:
         if case.gold is not None:
-            rows += [(case, form.format(case.gold), True) for form in GOLD_FORMS]
-        others = [gold for gold in golds if gold != case.gold][:1]
-        rows += [(case, text, False) for text in ("", *JUNK, *others) if text != case.gold]
+            rows += [(case, form.format(case.gold), "gold") for form in GOLD_FORMS]
+        rows += [(case, text, "junk") for text in ("", *JUNK) if not _holds_gold(text, case.gold)]
+        rows += [(case, gold, "swapped") for gold in [g for g in golds if g != case.gold][:1]]
     scores = reward_set.score([row[0].prompt for row in rows], [row[1] for row in rows], [[]] * len(rows))
-    for (case, text, is_gold), score in zip(rows, scores, strict=True):
-        if is_gold:
+    for (case, text, kind), score in zip(rows, scores, strict=True):
+        if kind == "gold":
             case.gold_scores.append(score)
         else:
-            case.other_scores.append((text, score))
+            (case.junk_scores if kind == "junk" else case.swapped_scores).append((text, score))
+
+
+def _holds_gold(text: str, gold: str | None) -> bool:
+    """Whether a junk answer happens to state the gold answer."""
+    return gold is not None and (gold.strip() in text.split() if gold.strip() else not text)
 
 
 def _names(cases: Sequence[_Case]) -> str:
@@ -108,47 +122,38 @@ def _names(cases: Sequence[_Case]) -> str:
 
 
 def _unscored(cases: Sequence[_Case]) -> list[str]:
-    failing = [
-        case
-        for case in cases
-        if all(score.value is None for score in (*case.gold_scores, *(score for _, score in case.other_scores)))
-    ]
+    """Prompts whose gold answer (or, without one, every answer) gets no score."""
+    failing = [case for case in cases if all(s.value is None for s in case.gold_scores or case.scores)]
     if not failing:
         return []
-    reasons = [s.failure for _, s in failing[0].other_scores if s.failure]
+    reasons = [score.failure for score in failing[0].scores if score.failure]
     reason = f" ({reasons[0]})" if reasons else ""
-    return [f"{len(failing)} of {len(cases)} prompts cannot be scored at all: {_names(failing)}{reason}"]
+    return [f"{len(failing)} of {len(cases)} prompts cannot be scored: {_names(failing)}{reason}"]
 
 
-def _gold_findings(cases: Sequence[_Case]) -> list[str]:
-    """Gold answers below the best reward that a gold answer gets."""
-    values = [case.best_gold for case in cases]
-    top = max((value for value in values if value is not None), default=None)
-    if top is None:
-        return []
-    low = [case for case, value in zip(cases, values, strict=True) if value is not None and value < top]
-    lost = [case for case, value in zip(cases, values, strict=True) if value is None and case.best_other is not None]
+def _below_top(cases: Sequence[_Case]) -> list[str]:
+    """Gold answers that a built-in verifier, whose top reward is 1, does not accept in any form."""
     findings = []
-    if low:
-        findings.append(
-            f"the gold answer gets less than the top reward {top:g} for {len(low)} of {len(cases)} prompts: "
-            f"{_names(low)}, e.g. {low[0].gold!r:.80} gets {low[0].best_gold:g}"
-        )
-    if lost:
-        findings.append(f"the gold answer cannot be scored for {len(lost)} of {len(cases)} prompts: {_names(lost)}")
+    for name in BUILTIN:
+        low = []
+        for case in cases:
+            values = [v for v in (s.components.get(name) for s in case.gold_scores) if v is not None]
+            if values and max(values) < 1.0:
+                low.append((case, max(values)))
+        if low:
+            findings.append(
+                f"the reward {name!r} gives the gold answer less than 1 for {len(low)} of {len(cases)} prompts: "
+                f"{_names([case for case, _ in low])}, e.g. {low[0][0].gold!r:.80} gets {low[0][1]:g}"
+            )
     return findings
 
 
 def _junk_findings(cases: Sequence[_Case]) -> list[str]:
     """Empty or junk answers that score as much as the gold answer."""
-    wrong = []
-    for case in cases:
-        gold, other = case.best_gold, case.best_other
-        if gold is not None and other is not None and other[0] >= gold:
-            wrong.append((case, other))
+    wrong = [(case, beaten) for case in cases if (beaten := case.beaten_by(case.junk_scores))]
     if not wrong:
         return []
-    case, (value, text) = wrong[0]
+    case, (text, value) = wrong[0]
     kind = "an empty answer" if not text else f"the answer {text!r:.60}"
     return [
         f"{kind} gets {value:g} where the gold answer {case.gold!r:.60} gets {case.best_gold:g} "
@@ -157,13 +162,21 @@ def _junk_findings(cases: Sequence[_Case]) -> list[str]:
     ]
 
 
+def _swapped_findings(cases: Sequence[_Case]) -> list[str]:
+    """Other prompts' gold answers that score as much; a few may be right by chance, most may not."""
+    tried = [case for case in cases if case.swapped_scores and case.best_gold is not None]
+    wrong = [(case, beaten) for case in tried if (beaten := case.beaten_by(case.swapped_scores))]
+    if 2 * len(wrong) <= len(tried):
+        return []
+    case, (text, value) = wrong[0]
+    return [
+        f"the gold answer of another prompt, {text!r:.60}, gets {value:g} where the right one, {case.gold!r:.60}, gets "
+        f"{case.best_gold:g} ({len(wrong)} of {len(tried)} prompts); the reward does not look at the answer"
+    ]
+
+
 def _constant(cases: Sequence[_Case]) -> list[str]:
-    values = {
-        score.value
-        for case in cases
-        for score in (*case.gold_scores, *(score for _, score in case.other_scores))
-        if score.value is not None
-    }
+    values = {score.value for case in cases for score in case.scores if score.value is not None}
     if len(values) == 1 and any(case.gold is not None for case in cases):
         return [f"the reward is constant: gold, empty and junk answers all get {values.pop():g}"]
     return []

@@ -120,7 +120,7 @@ class RewardSet:
             _as_list(reward.name, result, len(request)) for reward, result in zip(self.functions, results, strict=True)
         ]
 
-    def _combine(self, values: Sequence[float | None | Unscored]) -> Score:
+    def _combine(self, values: Sequence[float | Unscored | None]) -> Score:
         components: dict[str, float | None] = {}
         total, applied, failures = 0.0, False, []
         for reward, value in zip(self.functions, values, strict=True):
@@ -230,13 +230,14 @@ def _arguments(reward: WeightedReward, request: RewardRequest) -> dict[str, Any]
         accepted = {name: value for name, value in offered.items() if name in parameters}
         unknown = [name for name in reward.options if name not in parameters]
         if unknown:
-            raise RewardError(f"reward {reward.name!r} has no argument {unknown[0]!r}{_nearest(unknown[0], parameters)}")
+            raise RewardError(
+                f"reward {reward.name!r} has no argument {unknown[0]!r}{_nearest(unknown[0], parameters)}"
+            )
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     for name, parameter in parameters.items():
         if parameter.kind in kinds and parameter.default is parameter.empty and name not in accepted:
-            raise RewardError(
-                f"reward {reward.name!r} needs {name!r}, but the data have no such column{_nearest(name, request.columns)}"
-            )
+            hint = _nearest(name, request.columns)
+            raise RewardError(f"reward {reward.name!r} needs {name!r}, but the data have no such column{hint}")
     return accepted
 
 
@@ -286,7 +287,7 @@ def _as_list(name: str, result: Any, count: int) -> list[Any]:
     return values
 
 
-def _check(name: str, row: int, value: Any) -> float | None | Unscored:
+def _check(name: str, row: int, value: Any) -> float | Unscored | None:
     if value is None or isinstance(value, Unscored):
         return value
     if not isinstance(value, numbers.Real) and hasattr(value, "item"):

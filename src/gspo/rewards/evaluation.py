@@ -13,7 +13,7 @@ from fractions import Fraction
 from math import comb, factorial, gcd, isqrt, lcm
 from typing import Any
 
-from gspo.rewards.expressions import Expr, Unreadable
+from gspo.rewards.expressions import Expr, UnreadableError
 
 MAX_BITS = 200_000  # of an exact value
 MAX_EXPONENT_BITS = 100_000.0  # |log2| of an approximate value
@@ -24,7 +24,7 @@ NUM_POINTS = 5
 LONG_DECIMAL = 10
 
 
-class TooLarge(ValueError):
+class TooLargeError(ValueError):
     """Evaluating would build a number beyond the size limits; nothing was built."""
 
 
@@ -32,7 +32,7 @@ def exact(expr: Expr) -> Fraction | None:
     """The rational value; None if it is irrational, symbolic or undefined.
 
     Raises:
-        TooLarge: a power or factorial beyond ``MAX_BITS``.
+        TooLargeError: a power or factorial beyond ``MAX_BITS``.
     """
     if expr.op == "num":
         return expr.value
@@ -78,7 +78,7 @@ def _exact_power(base: Fraction, exponent: Fraction) -> Fraction | None:
     if base in (0, 1, -1):
         return (base if power % 2 else base * base) if base or power > 0 else (Fraction(1) if power == 0 else None)
     if abs(power) * _bits(base) > MAX_BITS:
-        raise TooLarge("a power has too many digits to be written out")
+        raise TooLargeError("a power has too many digits to be written out")
     return base**power
 
 
@@ -104,7 +104,7 @@ def _exact_factorial(value: Fraction) -> Fraction | None:
     if value.denominator != 1 or value < 0:
         return None
     if value > 10_000:
-        raise TooLarge("a factorial has too many digits to be written out")
+        raise TooLargeError("a factorial has too many digits to be written out")
     return Fraction(factorial(value.numerator))
 
 
@@ -128,7 +128,7 @@ def _exact_call(name: str, values: list[Fraction]) -> Fraction | None:
             return Fraction((gcd if name == "gcd" else lcm)(*integers))
         case "binom" if len(integers) == 2 and 0 <= integers[1] <= integers[0]:
             if integers[0] > 10_000:
-                raise TooLarge("a binomial coefficient has too many digits to be written out")
+                raise TooLargeError("a binomial coefficient has too many digits to be written out")
             return Fraction(comb(*integers))
     return None
 
@@ -140,7 +140,7 @@ def same(gold: Expr, prediction: Expr) -> bool:
     if it is that value, rounded or cut at its last place.
 
     Raises:
-        TooLarge: one of them is too large to be evaluated.
+        TooLargeError: one of them is too large to be evaluated.
     """
     if gold == prediction:
         return True
@@ -249,7 +249,7 @@ def _pair(gold: Expr, prediction: Expr, values: dict[str, Any]) -> tuple[Any, An
     except (ZeroDivisionError, OverflowError, mpmath.libmp.ComplexResult, mpmath.libmp.NoConvergence):
         return None
     except ValueError as error:
-        if isinstance(error, (TooLarge, Unreadable)):
+        if isinstance(error, (TooLargeError, UnreadableError)):
             raise
         return None  # mpmath: a pole
     if any(mpmath.isnan(v) for v in pair):
@@ -297,7 +297,7 @@ def _numeric(expr: Expr, values: dict[str, Any]) -> Any:
     args = [_numeric(arg, values) for arg in expr.args]
     result = _numeric_operation(expr, args)
     if mpmath.isfinite(result) and result != 0 and abs(mpmath.log(abs(result), 2)) > MAX_EXPONENT_BITS:
-        raise TooLarge("a value is too large or too small to be computed")
+        raise TooLargeError("a value is too large or too small to be computed")
     return result
 
 
@@ -327,7 +327,7 @@ def _numeric_operation(expr: Expr, args: list[Any]) -> Any:
 
 def _bounded(function: Callable[[Any], Any], argument: Any) -> Any:
     if abs(argument) > 60_000:
-        raise TooLarge("a factorial or exponential is too large to be computed")
+        raise TooLargeError("a factorial or exponential is too large to be computed")
     return function(argument)
 
 
@@ -337,7 +337,7 @@ def _numeric_power(base: Any, exponent: Any) -> Any:
     if base != 0 and mpmath.isfinite(base) and mpmath.isfinite(exponent):
         size = abs(mpmath.log(base)) * abs(exponent) * 1.4427
         if size > MAX_EXPONENT_BITS:
-            raise TooLarge("a power is too large or too small to be computed")
+            raise TooLargeError("a power is too large or too small to be computed")
     return base**exponent
 
 
@@ -357,12 +357,27 @@ def _numeric_call(name: str, args: list[Any]) -> Any:
         return (min if name == "min" else max)(args)
     if name == "binom":
         if max(abs(a) for a in args) > 60_000:
-            raise TooLarge("a binomial coefficient is too large to be computed")
+            raise TooLargeError("a binomial coefficient is too large to be computed")
         return mpmath.binomial(first, last)
     plain = {"arcsin": "asin", "arccos": "acos", "arctan": "atan", "abs": "fabs"}.get(name, name)
-    if plain in {"sin", "cos", "tan", "cot", "sec", "csc", "asin", "acos", "atan", "ln", "sqrt", "fabs", "floor", "ceil"}:
+    if plain in {
+        "sin",
+        "cos",
+        "tan",
+        "cot",
+        "sec",
+        "csc",
+        "asin",
+        "acos",
+        "atan",
+        "ln",
+        "sqrt",
+        "fabs",
+        "floor",
+        "ceil",
+    }:
         return getattr(mpmath, plain)(first)
-    raise Unreadable(f"no value is known for {name} here")
+    raise UnreadableError(f"no value is known for {name} here")
 
 
 def _real_root(value: Any, degree: Any) -> Any:

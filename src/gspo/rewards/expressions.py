@@ -1,7 +1,7 @@
 """Reading one mathematical expression, written in LaTeX or plainly, into a small tree.
 
 Nothing is evaluated here, and nothing is ever handed to Python's own evaluator. What the grammar does not know
-raises ``Unreadable``: prose is not an expression.
+raises ``UnreadableError``: prose is not an expression.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ MAX_CHARACTERS = 2000
 MAX_DEPTH = 60
 
 
-class Unreadable(ValueError):
+class UnreadableError(ValueError):
     """The text is not an expression that this reader knows."""
 
 
@@ -30,13 +30,15 @@ class Expr:
 
 
 FUNCTIONS = frozenset(
-    "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh ln log exp sqrt abs floor ceil min max gcd lcm".split()
-)
-_ALIASES = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "lg": "log", "operatorname": ""}
+    ("sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos", "arctan", "sinh", "cosh", "tanh", "ln", "log", "exp",
+     "sqrt", "abs", "floor", "ceil", "min", "max", "gcd", "lcm")
+)  # fmt: skip
+_ALIASES = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "lg": "log"}
 GREEK = frozenset(
-    "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau "
-    "upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega ell".split()
-)
+    ("alpha", "beta", "gamma", "delta", "epsilon", "varepsilon", "zeta", "eta", "theta", "vartheta", "iota", "kappa",
+     "lambda", "mu", "nu", "xi", "rho", "sigma", "tau", "upsilon", "phi", "varphi", "chi", "psi", "omega", "Gamma",
+     "Delta", "Theta", "Lambda", "Xi", "Sigma", "Phi", "Psi", "Omega", "ell")
+)  # fmt: skip
 CONSTANTS = {"pi": "pi", "e": "e", "i": "i", "infty": "infinity", "infinity": "infinity", "inf": "infinity"}
 _CLOSING = {"(": ")", "[": "]", "{": "}", "\\{": "\\}", "|": "|", "\\lfloor": "\\rfloor", "\\lceil": "\\rceil"}
 _OPENING_ATOM = frozenset(("(", "[", "{", "\\{", "\\lfloor", "\\lceil"))
@@ -49,14 +51,14 @@ def parse(text: str) -> Expr:
     """The tree of a normalised expression (see ``latex.normalise``).
 
     Raises:
-        Unreadable: prose, an unknown command, unbalanced brackets, or more than the size limits.
+        UnreadableError: prose, an unknown command, unbalanced brackets, or more than the size limits.
     """
     if len(text) > MAX_CHARACTERS:
-        raise Unreadable(f"{len(text)} characters, more than {MAX_CHARACTERS}")
+        raise UnreadableError(f"{len(text)} characters, more than {MAX_CHARACTERS}")
     parser = _Parser(_tokens(text))
     expr = parser.sum()
     if parser.peek():
-        raise Unreadable(f"unexpected {parser.peek()!r}")
+        raise UnreadableError(f"unexpected {parser.peek()!r}")
     return expr
 
 
@@ -84,7 +86,7 @@ def _split_word(word: str) -> list[str]:
         if name != "pi" and word.startswith(name) and len(word) - len(name) == 1:  # "sinx"
             return [f"\\{name}", word[-1]]
     if len(word) > 3:
-        raise Unreadable(f"{word!r} is a word")
+        raise UnreadableError(f"{word!r} is a word")
     return list(word)
 
 
@@ -108,12 +110,12 @@ class _Parser:
 
     def expect(self, token: str) -> None:
         if self.take() != token:
-            raise Unreadable(f"{token!r} is missing")
+            raise UnreadableError(f"{token!r} is missing")
 
     def sum(self) -> Expr:
         self.depth += 1
         if self.depth > MAX_DEPTH:
-            raise Unreadable(f"nested deeper than {MAX_DEPTH}")
+            raise UnreadableError(f"nested deeper than {MAX_DEPTH}")
         terms = [self.product()]
         while self.peek() in ("+", "-"):
             sign = self.take()
@@ -142,7 +144,7 @@ class _Parser:
         mixed = left.op == "num" and left.value is not None and left.value.denominator == 1
         if self.peek()[0].isdigit():
             if not (mixed and self.peek(1) == "/" and self.peek(2).isdigit()):
-                raise Unreadable("two numbers side by side")
+                raise UnreadableError("two numbers side by side")
             top = self.signed()
             self.take()
             return Expr("add", (left, Expr("div", (top, self.signed()))))
@@ -156,7 +158,7 @@ class _Parser:
             sign = self.take()
             self.depth += 1
             if self.depth > MAX_DEPTH:
-                raise Unreadable(f"nested deeper than {MAX_DEPTH}")
+                raise UnreadableError(f"nested deeper than {MAX_DEPTH}")
             inner = self.signed()
             self.depth -= 1
             return inner if sign == "+" else Expr("neg", (inner,))
@@ -213,7 +215,7 @@ class _Parser:
     def atom(self) -> Expr:
         token = self.take()
         if not token:
-            raise Unreadable("the expression ends too early")
+            raise UnreadableError("the expression ends too early")
         if token[0].isdigit() or (token[0] == "." and len(token) > 1):
             return _number(token)
         if token in _CLOSING and token not in ("\\{",):
@@ -222,7 +224,7 @@ class _Parser:
             return self.command(token[1:])
         if len(token) == 1 and token.isalpha():
             return self.symbol(token)
-        raise Unreadable(f"unexpected {token!r}")
+        raise UnreadableError(f"unexpected {token!r}")
 
     def bracket(self, token: str) -> Expr:
         self.bars += token == "|"
@@ -250,7 +252,7 @@ class _Parser:
         parts: list[str] = []
         while (token := self.take()) != "}":
             if not token:
-                raise Unreadable("a subscript does not end")
+                raise UnreadableError("a subscript does not end")
             parts.append(token.lstrip("\\"))
         return "".join(parts)
 
@@ -264,7 +266,7 @@ class _Parser:
             return self.call(name)
         if name in CONSTANTS or name in GREEK:
             return self.symbol(name) if name in GREEK else Expr("const", name=CONSTANTS[name])
-        raise Unreadable(f"unknown command \\{name}")
+        raise UnreadableError(f"unknown command \\{name}")
 
     def root(self) -> Expr:
         index = _number("2")
@@ -287,7 +289,7 @@ class _Parser:
         args = self.arguments() if bracketed else (self._bare_argument(),)
         if base is not None:
             if name != "log":
-                raise Unreadable(f"\\{name} with a subscript")
+                raise UnreadableError(f"\\{name} with a subscript")
             args = (*args, base)
         result = Expr("call", args, name=name)
         if exponent is None:

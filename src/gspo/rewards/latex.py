@@ -11,7 +11,8 @@ _CHARACTERS = str.maketrans(
         "−": "-", "–": "-", "—": "-", "×": "*", "·": "*", "⋅": "*", "÷": "/", "π": r"\pi ", "∞": r"\infty ",
         "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "∈": r"\in ", "∪": r"\cup ", "∅": r"\emptyset ", "±": r"\pm ",
         "°": r"^\circ ", "√": r"\sqrt ", "∣": "|", "′": "'", "\u00a0": " ", "\u2009": " ", "\u202f": " ", "％": "%",
-        "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "θ": r"\theta ", "…": r"\ldots ", "²": "^2 ", "³": "^3 ", "½": r"\frac{1}{2}",
+        "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "θ": r"\theta ", "…": r"\ldots ", "²": "^2 ", "³": "^3 ",
+        "½": r"\frac{1}{2}",
     }
 )  # fmt: skip
 _RENAMED = (
@@ -37,13 +38,13 @@ _RENAMED = (
 )
 _RENAMED_COMPILED = tuple((re.compile(pattern), new) for pattern, new in _RENAMED)
 _DROPPED = re.compile(
-    r"\\(?:left|right|middle|bigl|bigr|Bigl|Bigr|biggl|biggr|big|Big|bigg|Bigg|displaystyle|textstyle|limits|"
-    r"quad|qquad|hspace\{[^}]*\}|phantom\{[^}]*\})(?![A-Za-z])\s*\.?(?=\s|$)|"
     r"\\(?:left|right|middle|bigl|bigr|Bigl|Bigr|biggl|biggr|big|Big|bigg|Bigg|displaystyle|textstyle|limits|quad|qquad)"
-    r"(?![A-Za-z])|\\[;:>]|\\\$|\$"
+    r"(?![A-Za-z])|\\(?:hspace|phantom)\{[^}]*\}|\\[;:>]|\\\$|\$"
 )
 _THIN = re.compile(r"(?<=\d)(?:\\[,!]|\{,\}|,\\!|~|\\ )(?=\d{3}(?!\d))")
-_WRAPPED = re.compile(r"\\(?:mathrm|mathbf|mathit|mathsf|operatorname\*?|textbf|textit|textrm|text|mbox|boldsymbol|bf|rm)\s*\{")
+_WRAPPED = re.compile(
+    r"\\(?:mathrm|mathbf|mathit|mathsf|operatorname\*?|textbf|textit|textrm|text|mbox|boldsymbol|bf|rm)\s*\{"
+)
 _SINGLE = re.compile(r"\(?[A-Za-z]\)?|\d[\d.,]*|[A-Za-z]_\d")
 _OPENS, _CLOSES = re.compile(r"[(\[]|\\\{"), re.compile(r"[)\]]|\\\}")
 _GROUPED = re.compile(r"(?<![\d.])\d{1,3}(?:,\d{3})+(?![\d])")

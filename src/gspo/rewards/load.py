@@ -16,7 +16,9 @@ from gspo.rewards.base import Unscored, completion_text, gold_answers
 
 
 def load_reward_function(path: str) -> Callable[..., Any]:
-    """The function of ``"module:function"`` or ``"file.py:function"``; modules are also looked for in the current directory.
+    """The function of ``"module:function"`` or ``"file.py:function"``.
+
+    Modules are looked for in the current directory too.
 
     Raises:
         RewardError: the name has another form, the module is missing or fails to import, or it lacks the function.

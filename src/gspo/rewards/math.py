@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from gspo.rewards import symbolic
 from gspo.rewards.answers import Answer, equal, read, word_of
-from gspo.rewards.evaluation import TooLarge
-from gspo.rewards.expressions import Unreadable
+from gspo.rewards.evaluation import TooLargeError
+from gspo.rewards.expressions import UnreadableError
 from gspo.rewards.extraction import final_answer, last_boxed
 from gspo.rewards.latex import normalise
 from gspo.rewards.verdict import Judgement
@@ -56,7 +56,7 @@ def read_gold(gold: str) -> tuple[bool, str]:
     gold = gold_text(str(gold))
     try:
         read(gold)
-    except Unreadable as error:
+    except UnreadableError as error:
         if symbolic.readable(gold):
             return True, ""
         return False, f"the gold answer {gold[:80]!r} cannot be read: {error}"
@@ -75,9 +75,9 @@ def compare(gold: str, answer: str) -> Judgement:
         return Judgement(correct, "symbolic", reason)
     try:
         return Judgement(equal(*trees), "structure", f"{answer[:80]!r} against {gold[:80]!r}")
-    except Unreadable as error:
+    except UnreadableError as error:
         return Judgement(False, "structure", str(error))
-    except TooLarge as error:
+    except TooLargeError as error:
         return _too_large(trees[0], str(error))
 
 
@@ -90,7 +90,7 @@ def _same_word(gold: str, answer: str) -> bool:
 def _read_both(gold: str, answer: str) -> tuple[Answer, Answer] | None:
     try:
         return read(gold), read(answer)
-    except Unreadable:
+    except UnreadableError:
         return None
 
 
@@ -98,9 +98,9 @@ def _too_large(gold: Answer, reason: str) -> Judgement:
     """A prediction that is too large cannot be shown to be the gold answer; a gold that is too large judges nothing."""
     try:
         equal(gold, read("0"))
-    except TooLarge:
+    except TooLargeError:
         return Judgement(None, "gold", f"the gold answer is too large: {reason}")
-    except Unreadable:
+    except UnreadableError:
         pass
     return Judgement(False, "size", reason)
 

@@ -29,13 +29,14 @@ from gspo.rewards.verdict import Verdict
 
 START_TIMEOUT_S = 120.0
 MAX_REPLY_BYTES = 1 << 20
+COUNTERS = ("items", "timeouts", "out_of_memory", "crashes", "errors", "starts")
 
 
-class WorkerGone(Exception):
+class WorkerGoneError(Exception):
     """The worker process ended, or sent something that is not a reply."""
 
 
-class WorkerLate(Exception):
+class WorkerLateError(Exception):
     """The worker did not reply in time."""
 
 
@@ -61,9 +62,6 @@ class _State:
     counters: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTERS, 0))
     pending: int = 0  # jobs that are not done
     closed: bool = False
-
-
-COUNTERS = ("items", "timeouts", "out_of_memory", "crashes", "errors", "starts")
 
 
 class VerifierPool:
@@ -138,7 +136,7 @@ class VerifierPool:
 
     @property
     def counters(self) -> dict[str, int]:
-        """Since the start: items, timeouts, out_of_memory, crashes, errors (the verifier raised), starts (processes)."""
+        """Since the start; ``errors``: the verifier raised, ``starts``: processes started."""
         with self._state.lock:
             return dict(self._state.counters)
 
@@ -215,11 +213,11 @@ def _judge(worker: _Worker, job: _Job, state: _State) -> Verdict:
     request = {"function": job.function, "args": job.args, "options": job.options, "timeout_s": state.timeout_s}
     try:
         reply = worker.exchange(request, state.timeout_s)
-    except WorkerLate:
+    except WorkerLateError:
         worker.end()
         seconds = time.perf_counter() - start
         return Verdict(None, seconds, f"ran into the limit of {state.timeout_s:g} s", timed_out=True)
-    except WorkerGone as error:
+    except WorkerGoneError as error:
         worker.end()
         if not state.closed:
             _add(state, "crashes")
@@ -261,7 +259,7 @@ class _Worker:
     def _greet(self) -> None:
         try:
             self.exchange({**self._state.setup, "parent": os.getpid()}, START_TIMEOUT_S)
-        except (WorkerGone, WorkerLate) as error:
+        except (WorkerGoneError, WorkerLateError) as error:
             self.process.kill()
             assert self.process.stderr is not None
             said = self.process.stderr.read()[-500:].decode(errors="replace").strip()
@@ -276,21 +274,21 @@ class _Worker:
         """Sends a message and waits for the reply.
 
         Raises:
-            WorkerLate: the time is over.
-            WorkerGone: the process ended or broke the protocol.
+            WorkerLateError: the time is over.
+            WorkerGoneError: the process ended or broke the protocol.
         """
         deadline = time.monotonic() + timeout_s
         data = json.dumps(message).encode()
         self._send(memoryview(len(data).to_bytes(4, "big") + data), deadline)
         size = int.from_bytes(self._receive(4, deadline), "big")
         if size > MAX_REPLY_BYTES:
-            raise WorkerGone(f"a reply of {size} bytes")
+            raise WorkerGoneError(f"a reply of {size} bytes")
         try:
             reply = json.loads(self._receive(size, deadline))
         except ValueError as error:
-            raise WorkerGone("a broken reply") from error
+            raise WorkerGoneError("a broken reply") from error
         if not isinstance(reply, dict):
-            raise WorkerGone("a broken reply")
+            raise WorkerGoneError("a broken reply")
         return reply
 
     def _send(self, data: memoryview, deadline: float) -> None:
@@ -304,7 +302,7 @@ class _Worker:
             except BlockingIOError:
                 continue
             except OSError as error:
-                raise WorkerGone(self._how_it_ended()) from error
+                raise WorkerGoneError(self._how_it_ended()) from error
 
     def _receive(self, size: int, deadline: float) -> bytes:
         assert self.process.stdout is not None
@@ -314,7 +312,7 @@ class _Worker:
             self._wait(descriptor, select.POLLIN, deadline)
             part = os.read(descriptor, min(size, 1 << 16))
             if not part:
-                raise WorkerGone(self._how_it_ended())
+                raise WorkerGoneError(self._how_it_ended())
             parts.append(part)
             size -= len(part)
         return b"".join(parts)
@@ -324,7 +322,7 @@ class _Worker:
         poll = select.poll()
         poll.register(descriptor, event)
         if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-            raise WorkerLate
+            raise WorkerLateError
 
     def _how_it_ended(self) -> str:
         try:

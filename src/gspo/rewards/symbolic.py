@@ -60,7 +60,7 @@ def _parse(text: str, plain: bool = False) -> Any | None:
         return latex2sympy(text.strip().strip("$"))
     except MemoryError:
         raise
-    except Exception:  # noqa: BLE001  the generated parser raises bare Exceptions; all mean: not readable
+    except Exception:  # the generated parser raises bare Exceptions; all mean: not readable
         return None
 
 

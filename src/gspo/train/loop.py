@@ -28,9 +28,11 @@ from gspo.types import Prompt, RolloutBatch, RolloutGroup, TrainBatch, add_metri
 
 
 class Collect(Protocol):
-    """Samples and scores one group per prompt."""
+    """Samples and scores one group per prompt; ``first_draw`` tells later rounds of a step apart."""
 
-    def __call__(self, prompts: Sequence[Prompt], step: int) -> tuple[list[RolloutGroup], dict[str, float]]: ...
+    def __call__(
+        self, prompts: Sequence[Prompt], step: int, first_draw: int = 0
+    ) -> tuple[list[RolloutGroup], dict[str, float]]: ...
 
 
 @dataclass(frozen=True)
@@ -194,11 +196,11 @@ def _collect(parts: Parts, settings: LoopSettings, step: int, clock: Clock) -> C
     kept = [group for group in groups if group.has_signal]
     constant = [group for group in groups if not group.has_signal]
     num_refilled = 0
-    for _ in range(settings.max_refills):
+    for round_ in range(1, settings.max_refills + 1):
         if not constant:
             break
         parts.phase("rollout", step)
-        extra, seconds = parts.collect(parts.next_prompts(len(constant)), step)
+        extra, seconds = parts.collect(parts.next_prompts(len(constant)), step, round_ * settings.prompts_per_step)
         clock.add(seconds)
         fresh = [group for group in extra if group.has_signal]
         num_refilled += len(fresh)

@@ -118,7 +118,8 @@ def update(
     kl_sum = 0.0
     parts: list[dict[str, Metric]] = []
     log_s: list[Tensor] = []
-    for rows in _cut(batch.rollouts, mini.rows, cut):
+    enters = batch.loss_mask[mini.rows].any(dim=1)
+    for rows in _cut(batch.rollouts, mini.rows[enters], cut):
         tokens = sequence_logprobs(policy, batch.rollouts.sequences.rows(rows), temperature, with_entropy=True)
         width = tokens.logprobs.shape[1]
         old, mask, advantages = _on(tokens.logprobs.device, batch.old_logprobs, batch.loss_mask, batch.advantages)
@@ -141,7 +142,8 @@ def update(
     learning_rate = optimizer.learning_rate
     grad_norm = optimizer.apply()
     sums = add_metrics(parts)
-    ratios = torch.cat(log_s)
+    ratios = torch.full((len(mini.rows),), torch.nan)
+    ratios[enters] = torch.cat(log_s)
     return UpdateResult(
         applied=True,
         metrics={

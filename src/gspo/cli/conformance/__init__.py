@@ -1,10 +1,10 @@
 """``gspo conformance FILE...``: runs this build on files of worked cases and names the faults it finds.
 
-A file is a JSON list of cases: id, title, rule, input, expected, known_wrong_answers, tolerance. What a case asks is told
-by the keys of its input, never by its id, and every answer is computed from the input. An input of the form
+A file is a JSON list of cases: id, title, rule, input, expected, known_wrong_answers, tolerance. What a case asks is
+told by the keys of its input, never by its id, and every answer is computed from the input. An input of the form
 ``{"base": "ID", ...}`` takes over the input of another case of the same file.
 
-This file reads, runs and prints; the shapes of input that are understood are in ``conformance_cases``.
+This file reads, runs and prints; ``losses`` and ``rewards`` hold the shapes of input that are understood.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from typing import Any, TextIO
 
 import torch
 
-from gspo.cli.conformance_cases import SHAPES, Case, Check, Handler, Implementation, same_answer
+from gspo.cli.conformance.losses import LOSS_SHAPES
+from gspo.cli.conformance.model import Case, Check, Handler, Implementation, same_answer
+from gspo.cli.conformance.rewards import REWARD_SHAPES
 from gspo.errors import DataError, GspoError
 
 
@@ -55,8 +57,8 @@ def conformance(files: Sequence[Path], out: TextIO, implementation: Implementati
         implementation: what to test; this package's own by default.
 
     Returns:
-        0 if at least one case is right and none is wrong, 1 if a case is wrong or none was understood, 2 if a file could
-        not be read (the others are still run).
+        0 if at least one case is right and none is wrong, 1 if a case is wrong or none was understood, 2 if a file
+        could not be read (the others are still run).
     """
     tested = implementation or Implementation()
     verdicts: list[Verdict] = []
@@ -100,25 +102,27 @@ def read_cases(file: Path) -> list[Case]:
 
 
 def _case(entry: Mapping[str, Any], by_id: Mapping[str, Mapping[str, Any]], file: Path, position: int) -> Case:
-    for key in ("id", "input", "expected"):
-        if key not in entry:
-            raise DataError(f"{file}: case {entry.get('id', position)!r} has no {key!r}")
-    if not isinstance(entry["input"], dict) or not isinstance(entry["expected"], dict):
-        raise DataError(f"{file}: input and expected of case {entry['id']!r} must be objects")
-    given = dict(entry["input"])
+    """A case whose input or expectation is not an object keeps an empty one: it will not be understood."""
+    name = str(entry.get("id", f"#{position}"))
+    given = _object(entry, "input")
     base = given.get("base")
     if base is not None:
-        if str(base) not in by_id or str(base) == str(entry["id"]):
-            raise DataError(f"{file}: case {entry['id']!r} refers to case {base!r}, which is not in the file")
-        given = {**by_id[str(base)]["input"], **given}
+        if str(base) not in by_id or str(base) == name:
+            raise DataError(f"{file}: case {name!r} refers to case {base!r}, which is not in the file")
+        given = {**_object(by_id[str(base)], "input"), **given}
     return Case(
-        id=str(entry["id"]),
+        id=name,
         title=str(entry.get("title", "")),
         input=given,
-        expected=entry["expected"],
-        faults=_flat(entry.get("known_wrong_answers") or {}),
+        expected=_object(entry, "expected"),
+        faults=_flat(_object(entry, "known_wrong_answers")),
         tolerance=str(entry.get("tolerance", "")),
     )
+
+
+def _object(entry: Mapping[str, Any], key: str) -> dict[str, Any]:
+    value = entry.get(key)
+    return dict(value) if isinstance(value, dict) else {}
 
 
 def _flat(faults: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -150,7 +154,7 @@ def run_case(case: Case, implementation: Implementation) -> Verdict:
 
 
 def _handler(case: Case) -> Handler | None:
-    for shape in SHAPES:
+    for shape in (*LOSS_SHAPES, *REWARD_SHAPES):
         if shape.fits(case.input):
             return shape.handler
     return None
@@ -167,7 +171,7 @@ def fault_of(check: Check, case: Case) -> str | None:
 def _print_verdict(verdict: Verdict, out: TextIO) -> None:
     case = verdict.case
     if verdict.word == "not understood":
-        keys = ", ".join(case.input)
+        keys = ", ".join(case.input) or "not an object"
         print(f"  {case.id:<6} not understood  {case.title} (input: {keys})", file=out)
         return
     count = sum(check.right is not None for check in verdict.checks)

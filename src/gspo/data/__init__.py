@@ -1,0 +1,1 @@
+"""Data: files and generated problems in, prompts with token ids out."""

@@ -1,0 +1,1 @@
+"""Environments: what turns prompts into scored rollouts, and the generated tasks."""
