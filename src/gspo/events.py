@@ -503,11 +503,15 @@ def _refuse_foreign(run: RunDirectory) -> None:
 
 
 def _refuse_old_run(run: RunDirectory) -> None:
+    """Refuses a directory in which anything was trained or evaluated; one that failed before that is used again."""
     if not run.info_path.exists():
         return
-    ends: list[dict[str, Any]] = []
-    if run.events_path.exists():
-        ends = read_event_log(run.events_path).of_type("end")
+    events = read_event_log(run.events_path).events if run.events_path.exists() else []
+    kinds = {event["type"] for event in events}
+    if not kinds & {"sft", "step", "evaluation", "checkpoint"} and not any(_entries(run.checkpoints_path)):
+        run.events_path.unlink(missing_ok=True)
+        return
+    ends = [event for event in events if event["type"] == "end"]
     state = f"a run with status {ends[-1]['status']!r}" if ends else "a run that did not reach its end"
     raise RunDirectoryError(f"run directory {run.path} already holds {state}; choose another --run-dir")
 

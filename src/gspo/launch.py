@@ -135,8 +135,8 @@ def build(recipe: Recipe, model: str | None = None) -> House:
     held_out = recipe.data.eval or (recipe.data if recipe.data.task is not None else None)
     task = _task(recipe, recipe.data, "train")
     eval_task = _task(recipe, held_out, "eval") if held_out is not None else None
-    prompts = _prompts(recipe, recipe.data, policy, task)
     eval_prompts = _prompts(recipe, held_out, policy, eval_task) if held_out is not None else []
+    prompts = _prompts(recipe, recipe.data, policy, task, without=eval_prompts)
     reward = recipe.reward
     reward_set = build_rewards(
         reward.functions,
@@ -226,7 +226,10 @@ def _data_seed(recipe: Recipe, data: DataConfig) -> int:
     return recipe.run.seed if data.seed is None else data.seed
 
 
-def _prompts(recipe: Recipe, data: DataConfig, policy: CausalPolicy, task: Task | None) -> list[Prompt]:
+def _prompts(
+    recipe: Recipe, data: DataConfig, policy: CausalPolicy, task: Task | None, without: Sequence[Prompt] = ()
+) -> list[Prompt]:
+    """The prompts of one section; ``without`` are held out, and none of their texts is trained on."""
     return load_prompts(
         path=data.path,
         rows=None if task is None else task.rows,
@@ -239,6 +242,7 @@ def _prompts(recipe: Recipe, data: DataConfig, policy: CausalPolicy, task: Task 
         chat_template=data.chat_template,
         template_options=data.template_options,
         max_prompt_tokens=data.max_prompt_tokens or policy.context_length - recipe.rollout.max_new_tokens,
+        without=[prompt.content for prompt in without],
     )
 
 

@@ -54,7 +54,7 @@ def test_broken_jsonl_is_named(tmp_path, data, message):
 
 def test_a_missing_file_names_the_nearest(tmp_path):
     write(tmp_path / "train.jsonl", jsonl(ROWS))
-    with pytest.raises(DataError, match="there is no data file.*did you mean .*train.jsonl"):
+    with pytest.raises(DataError, match=r"there is no data file.*did you mean .*train.jsonl"):
         load_rows(tmp_path / "trian.jsonl")
 
 
@@ -67,7 +67,7 @@ class TestParquet:
     @pytest.fixture
     def parquet(self):
         pyarrow = pytest.importorskip("pyarrow")
-        import pyarrow.parquet
+        pytest.importorskip("pyarrow.parquet")
 
         def save(path, rows):
             pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
@@ -87,7 +87,7 @@ class TestParquet:
         assert rows == [Row("d.parquet:1", row)]
 
     def test_a_broken_file(self, parquet, tmp_path):
-        with pytest.raises(DataError, match="d.parquet is not a readable Parquet file"):
+        with pytest.raises(DataError, match=r"d.parquet is not a readable Parquet file"):
             load_rows(write(tmp_path / "d.parquet", b"PAR1 nonsense"))
 
     def test_a_directory_of_files_in_order(self, parquet, tmp_path):

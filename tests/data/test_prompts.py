@@ -65,9 +65,12 @@ class TestLoad:
             ({"prompt": 3}, "d.jsonl:1: the column 'prompt' is a int; text or a list of messages"),
             ({"prompt": []}, "d.jsonl:1: the column 'prompt' has no messages"),
             ({"prompt": [{"content": "a"}]}, "d.jsonl:1: message 0 is not"),
-            ({"prompt": [{"role": "user", "content": "a"}]}, "d.jsonl:1 holds chat messages, but the tokenizer has no"),
+            (
+                {"prompt": [{"role": "user", "content": "a"}], "answer": ""},
+                "d.jsonl:1 holds chat messages, but the tokenizer has no",
+            ),
             ({"prompt": [{"role": "assistant", "content": "a"}]}, "messages end with the assistant's"),
-            ({"prompt": "abcdef"}, "d.jsonl:1: the prompt has 6 tokens, more than the limit of 5"),
+            ({"prompt": "abcdef", "answer": ""}, "d.jsonl:1: the prompt has 6 tokens, more than the limit of 5"),
             ({"prompt": "a"}, "d.jsonl:1 has no column 'answer'"),
         ],
     )
@@ -138,3 +141,13 @@ class TestCursor:
     def test_no_prompts(self):
         with pytest.raises(DataError, match="no prompts"):
             cursor(0)
+
+
+def test_held_out_prompts_are_left_out_by_content(file, tokenizer):
+    path = file(*({"prompt": f"{n % 7}+1=", "answer": str(n % 7 + 1)} for n in range(20)))
+    held_out = load_prompts(path, tokenizer=tokenizer, num_prompts=3, seed=1)
+    rest = load_prompts(path, tokenizer=tokenizer, without=[prompt.content for prompt in held_out])
+    # Repeated rows of a held-out prompt go too, although their ids differ.
+    assert {p.content for p in rest} == {f"{n}+1=" for n in range(7)} - {p.content for p in held_out}
+    with pytest.raises(DataError, match="held out"):
+        load_prompts(path, tokenizer=tokenizer, without=[f"{n}+1=" for n in range(7)])

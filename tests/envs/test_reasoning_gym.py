@@ -52,9 +52,9 @@ def test_extraction(text, answer):
 def test_wrong_names_and_options():
     with pytest.raises(DataError, match="no task 'chain_sums'; the nearest are chain_sum"):
         reasoning_gym.generate("chain_sums")
-    with pytest.raises(DataError, match="no option 'max_term' .*did you mean 'max_terms'"):
+    with pytest.raises(DataError, match=r"no option 'max_term' .*did you mean 'max_terms'"):
         rows(options={"max_term": 2})
-    with pytest.raises(DataError, match="refuses the options .*max_terms must be >= min_terms"):
+    with pytest.raises(DataError, match=r"refuses the options .*max_terms must be >= min_terms"):
         rows(options={"min_terms": 5, "max_terms": 2})
 
 

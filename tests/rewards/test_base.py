@@ -56,7 +56,7 @@ class TestCall:
             reward_set.score([TEXT], ["x"], [[1]])
 
     def test_a_missing_column_is_named_with_the_nearest(self):
-        with pytest.raises(RewardError, match="'f0' needs 'answers'.*did you mean 'answer'"):
+        with pytest.raises(RewardError, match=r"'f0' needs 'answers'.*did you mean 'answer'"):
             score(lambda completions, answers: [0.0, 0.0])
 
     def test_no_responses(self):
@@ -109,7 +109,7 @@ class TestRefusals:
 
     @pytest.mark.parametrize("value", [float("inf"), float("-inf"), "1", [1.0], 1j])
     def test_not_a_finite_number(self, value):
-        with pytest.raises(RewardError, match="'f0' returned .* for completion 1; a finite number or None"):
+        with pytest.raises(RewardError, match=r"'f0' returned .* for completion 1; a finite number or None"):
             score(lambda completions: [0.0, value])
 
     def test_an_exception_is_named_and_chained(self):

@@ -307,9 +307,10 @@ def _held_out_findings(recipe: Recipe, command: Command) -> Iterator[Finding]:
     related = ("data.path", "data.task", "data.eval")
     if has_held_out(recipe):
         held_out = recipe.data.eval
-        if held_out is not None and held_out.path is not None and held_out.path == recipe.data.path:
-            text = "is the training file: what is measured may have been trained on; give held-out prompts a file"
-            yield Finding("warning", "data.eval.path", text, related)
+        same = held_out is not None and held_out.path is not None and held_out.path == recipe.data.path
+        if same and held_out is not None and held_out.num_prompts is None:
+            text = "is needed: [data.eval] reads the training file, and what it takes is left out of training"
+            yield Finding("error", "data.eval.num_prompts", text, related)
         return
     if recipe.data.path is None:
         return

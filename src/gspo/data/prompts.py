@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,6 +32,7 @@ def load_prompts(
     template_options: Mapping[str, Any] | None = None,
     max_prompt_tokens: int | None = None,
     required_columns: Sequence[str] = (),
+    without: Collection[str | tuple[Message, ...]] = (),
 ) -> list[Prompt]:
     """Prompts of a file, or of a generated task's rows.
 
@@ -41,13 +43,19 @@ def load_prompts(
         seed: of that choice.
         max_prompt_tokens: a longer prompt is refused.
         required_columns: columns that every row must have, such as the gold answer.
+        without: contents of held-out prompts; rows with the same content are left out before the choice.
 
     Raises:
-        DataError: a row that cannot be a prompt, named by file and line.
+        DataError: a row that cannot be a prompt, named by file and line; or nothing is left.
     """
     if (path is None) == (rows is None):
         raise DataError("prompts need exactly one source, a path or a task")
     table = read_rows(path) if path is not None else [_generated(row) for row in rows or ()]
+    held_out = {_comparable(content) for content in without}
+    if held_out:
+        table = [row for row in table if _comparable(row.values.get(prompt_column)) not in held_out]
+        if not table:
+            raise DataError(f"{path}: every row is held out for evaluation; lower data.eval.num_prompts")
     table = choose(table, num_prompts, seed, str(path))
     rendering = Rendering(chat_template, system_prompt, instruction, template_options or {})
     prompts = [
@@ -55,6 +63,11 @@ def load_prompts(
     ]
     _refuse_repeated_ids(prompts)
     return prompts
+
+
+def _comparable(content: Any) -> str:
+    """Text or messages as a key: equal contents have equal keys, whatever their container."""
+    return json.dumps(content, sort_keys=True, default=str)
 
 
 def _generated(row: Mapping[str, Any]) -> Row:

@@ -165,7 +165,13 @@ def _stands_for(prediction: Expr, value: Fraction, gold: Expr, gold_value: Fract
     places = _decimal_places(prediction)
     if places is None or _finite_decimal(gold_value):
         return False
-    return abs(value - gold_value) < Fraction(1, 10**places)
+    return _rounded_or_cut(abs(gold_value) if gold_value * value >= 0 else -abs(gold_value), abs(value), places)
+
+
+def _rounded_or_cut(size: Any, decimal: Any, places: int) -> bool:
+    """Whether a decimal is a positive value rounded to, or cut at, so many places."""
+    difference = (size - decimal) * 10**places
+    return bool(2 * difference >= -1 and difference < 1)
 
 
 def _finite_decimal(value: Fraction) -> bool:
@@ -183,8 +189,10 @@ def _irrational_stands_for(gold: Expr, prediction: Expr, value: Fraction) -> boo
     import mpmath
 
     with mpmath.workdps(BASE_DIGITS + places):
-        number = _numeric(gold, {})
-        return bool(abs(number - mpmath.mpf(value.numerator) / value.denominator) < mpmath.mpf(10) ** -places)
+        number, decimal = _numeric(gold, {}), mpmath.mpf(value.numerator) / value.denominator
+        if mpmath.im(number) != 0 or number * decimal < 0:
+            return False
+        return _rounded_or_cut(abs(number), abs(decimal), places)
 
 
 def symbols(expr: Expr) -> frozenset[str]:

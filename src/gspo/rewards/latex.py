@@ -45,6 +45,7 @@ _THIN = re.compile(r"(?<=\d)(?:\\[,!]|\{,\}|,\\!|~|\\ )(?=\d{3}(?!\d))")
 _WRAPPED = re.compile(
     r"\\(?:mathrm|mathbf|mathit|mathsf|operatorname\*?|textbf|textit|textrm|text|mbox|boldsymbol|bf|rm)\s*\{"
 )
+_PLAIN_JUNCTION = re.compile(r"(?<=[\w)}\],])\s+(or|and)\s+(?=[\w({\[\\-])")
 _SINGLE = re.compile(r"\(?[A-Za-z]\)?|\d[\d.,]*|[A-Za-z]_\d")
 _OPENS, _CLOSES = re.compile(r"[(\[]|\\\{"), re.compile(r"[)\]]|\\\}")
 _GROUPED = re.compile(r"(?<![\d.])\d{1,3}(?:,\d{3})+(?![\d])")
@@ -64,7 +65,8 @@ def normalise(text: str) -> str:
     text = re.sub(r"\\[,!]|~|\\ (?=.)", " ", text)
     for pattern, new in _RENAMED_COMPILED:
         text = pattern.sub(new, text)
-    text = _unwrap(text).strip()
+    text = _PLAIN_JUNCTION.sub(r" \\text{\1} ", text)
+    text = re.sub(r"\s+", " ", _unwrap(text)).strip()
     text = re.sub(r"(?<=[\w}\)\]])\s*[.。]$", "", text)
     return _join_groups(text)
 

@@ -84,6 +84,8 @@ class Evaluation(Protocol):
 
     def event_fields(self) -> dict[str, Any]: ...
 
+    def difference_metrics(self, earlier: Any, *, seed: int = 0) -> dict[str, float]: ...
+
 
 @dataclass
 class Clock:
@@ -116,13 +118,13 @@ def run(parts: Parts, settings: LoopSettings) -> tuple[Any, Any]:
     Saves a checkpoint when anything stops it, so that no finished update is lost.
     """
     step = 0
-    first = last = _evaluate(parts, 0)
+    first = last = _evaluate(parts, 0, None)
     try:
         for step in range(1, settings.num_steps + 1):
             parts = _one_step(parts, settings, step)
             due = settings.eval_every and step % settings.eval_every == 0
             if due or step == settings.num_steps:
-                last = _evaluate(parts, step)
+                last = _evaluate(parts, step, first)
             if step == settings.num_steps or (settings.checkpoint_every and step % settings.checkpoint_every == 0):
                 parts.phase("checkpoint", step)
                 parts.emit("checkpoint", step=step, path=parts.save(step))
@@ -133,12 +135,16 @@ def run(parts: Parts, settings: LoopSettings) -> tuple[Any, Any]:
     return first, last
 
 
-def _evaluate(parts: Parts, step: int) -> Evaluation | None:
+def _evaluate(parts: Parts, step: int, first: Evaluation | None) -> Evaluation | None:
+    """Evaluates; from the second time on the event also has the paired difference from the first."""
     if parts.evaluate is None:
         return None
     parts.phase("evaluation", step)
     result = parts.evaluate(step)
-    parts.emit("evaluation", step=step, **result.event_fields())
+    fields = result.event_fields()
+    if first is not None:
+        fields["metrics"] = {**fields["metrics"], **result.difference_metrics(first)}
+    parts.emit("evaluation", step=step, **fields)
     return result
 
 
@@ -288,11 +294,17 @@ def _with_first_bounds(parts: Parts, rollouts: RolloutBatch) -> Parts:
 
 
 def _calibrated(parts: Parts, batch: TrainBatch, log_s: Tensor, step: int) -> Parts:
-    """Adds this step to the measuring window; bounds follow the window and freeze when it is full."""
+    """Adds this step to the measuring window; bounds follow the window and freeze when it is full.
+
+    Rows with advantage 0 cannot be clipped and say nothing about the width, so they are left out. A step in which
+    nothing moved outward does not count.
+    """
     if parts.calibration is None or parts.calibration.frozen:
         return parts
-    known = ~torch.isnan(log_s)
-    calibration = parts.calibration.observe(log_s[known], batch.advantages[known])
+    told = ~torch.isnan(log_s) & (batch.advantages != 0)
+    if not bool((log_s[told] * batch.advantages[told] > 0).any()):
+        return parts
+    calibration = parts.calibration.observe(log_s[told], batch.advantages[told])
     bounds = calibration.bounds()
     if calibration.frozen:
         parts.emit("calibration", step=step, clip_low=bounds.clip_low, clip_high=bounds.clip_high)

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from gspo.policy.packed_attention import PackedPlan, SharedPrompt, make_plan
+
+# Prompt 0 (4 tokens) with responses of 3 and 30, prompt 1 (2 tokens) without, prompt 2 (5 tokens) with one of 1.
+SEGMENTS = [(0, 4), (4, 3), (7, 30), (37, 2), (39, 5), (44, 1), (45, 0)]
+SHARED = [SharedPrompt((4, 37), (0, 4)), SharedPrompt((44, 45), (39, 44))]
+POSITIONS = torch.cat([torch.arange(4), torch.arange(4, 7), torch.arange(4, 34), torch.arange(2), torch.arange(6)])
+
+
+def sees() -> Tensor:
+    """(S, S) bool, from the definition: own segment up to oneself, and the shared prompt."""
+    index = torch.arange(45)
+    mask = torch.zeros(45, 45, dtype=torch.bool)
+    for start, length in SEGMENTS:
+        own = slice(start, start + length)
+        mask[own, own] = index[own, None] >= index[own]
+    for part in SHARED:
+        mask[slice(*part.queries), slice(*part.keys)] = True
+    return mask
+
+
+def plan() -> PackedPlan:
+    return make_plan(SEGMENTS, SHARED, POSITIONS)
+
+
+@pytest.mark.parametrize("window", [None, 1000, 3])
+def test_equals_masked_softmax_attention_and_its_gradients(window: int | None) -> None:
+    torch.manual_seed(1)
+    query, key, value = (
+        torch.randn(1, heads, 45, 8, dtype=torch.float64, requires_grad=True) for heads in (4, 2, 2)
+    )
+    mask = sees()
+    if window is not None:
+        mask = mask & (POSITIONS[:, None] - POSITIONS < window)
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, scale=0.4, enable_gqa=True
+    ).transpose(1, 2)
+    grad = torch.randn_like(expected)
+    expected_grads = torch.autograd.grad(expected, (query, key, value), grad)
+    out = plan().attend(0, query, key, value, 0.4, window)
+    torch.testing.assert_close(out, expected, atol=1e-12, rtol=0)
+    for ours, theirs in zip(torch.autograd.grad(out, (query, key, value), grad), expected_grads, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=0)
+
+
+def test_every_token_is_in_exactly_one_bucket() -> None:
+    rows = [b.rows if b.real is None else b.rows[b.real] for b in plan().buckets]
+    assert torch.equal(torch.cat(rows).sort().values, torch.arange(45))
+
+
+def test_buckets_waste_little_whatever_the_lengths() -> None:
+    """Cost must follow real tokens: the rule 1.25 x + 8 bounds padding for any mixture of lengths."""
+    torch.manual_seed(2)
+    lengths = torch.randint(8, 513, (64,)).tolist()
+    starts = [sum(lengths[:i]) for i in range(64)]
+    made = make_plan(list(zip(starts, lengths, strict=True)), [], torch.cat([torch.arange(n) for n in lengths]))
+    padded = sum(n * t for n, t in (bucket.shape for bucket in made.buckets))
+    assert padded < 1.2 * sum(lengths)
