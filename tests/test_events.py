@@ -195,7 +195,9 @@ def test_a_new_run_directory_tells_how_it_was_made(tmp_path: Path) -> None:
 def test_another_process_is_told_who_uses_the_directory(tmp_path: Path) -> None:
     program = (
         "import sys; from gspo.events import RunDirectory\n"
-        "run = RunDirectory.create(sys.argv[1]); print('locked', flush=True); sys.stdin.read()"
+        "run = RunDirectory.create(sys.argv[1])\n"
+        "run.event_writer().write('checkpoint', step=1, path='checkpoints/step-000001')\n"
+        "print('locked', flush=True); sys.stdin.read()"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", program, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -217,12 +219,21 @@ def test_the_lock_is_given_back_and_names_its_holder(tmp_path: Path) -> None:
         assert (tmp_path / "run.lock").read_text() == str(os.getpid())
         with pytest.raises(RunDirectoryError, match=f"in use by pid {os.getpid()}"):
             RunDirectory.create(tmp_path)
-    with pytest.raises(RunDirectoryError, match="already holds"):
-        RunDirectory.create(tmp_path)
+    RunDirectory.create(tmp_path).close()  # free again
+
+
+def test_a_run_that_failed_before_it_did_anything_does_not_hold_its_directory(tmp_path: Path) -> None:
+    with RunDirectory.create(tmp_path, config_text="first") as run, run.event_writer() as events:
+        events.write("start", name="a")
+        events.write("end", status="failed", seconds=0.1)
+    with RunDirectory.create(tmp_path, config_text="second") as run:
+        assert run.recipe_path.read_text() == "second"
+        assert read_events(run.events_path) == []
 
 
 def test_a_finished_run_is_never_overwritten(tmp_path: Path) -> None:
     with RunDirectory.create(tmp_path, config_text="old") as run, run.event_writer() as events:
+        events.write("sft", update=1, metrics={"loss": 1.0})
         events.write("end", status="finished", seconds=1.0)
     with pytest.raises(RunDirectoryError, match="already holds a run with status 'finished'"):
         RunDirectory.create(tmp_path, config_text="new")

@@ -121,8 +121,10 @@ def test_held_out_prompts_of_a_file(write: Callable[..., Path], tmp_path: Path) 
         load_recipe(write(""), [*words, "--eval.every", "5"])
     with pytest.raises(ConfigError, match=r"sft\.stop_at_pass: 0\.4 has no effect"):
         load_recipe(write(""), [*words, "--sft.task", "arithmetic:addition", "--sft.stop_at_pass", "0.4"])
-    same = check_recipe(load_recipe(write(""), [*words, "--data.eval.num_prompts", "1"]))
-    assert [(finding.severity, finding.key) for finding in same] == [("warning", "data.eval.path")]
+    # Out of the training file: how many must be said, since they leave the training.
+    with pytest.raises(ConfigError, match=r"data\.eval\.num_prompts: is needed"):
+        load_recipe(write(""), [*words, "--data.eval.seed", "1"])
+    assert check_recipe(load_recipe(write(""), [*words, "--data.eval.num_prompts", "1"])) == []
     apart = load_recipe(write(""), [*words, "--data.eval.path", str(other), "--eval.every", "5"], command="eval")
     assert check_recipe(apart, "eval") == []
 

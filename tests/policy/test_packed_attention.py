@@ -31,9 +31,7 @@ def plan() -> PackedPlan:
 @pytest.mark.parametrize("window", [None, 1000, 3])
 def test_equals_masked_softmax_attention_and_its_gradients(window: int | None) -> None:
     torch.manual_seed(1)
-    query, key, value = (
-        torch.randn(1, heads, 45, 8, dtype=torch.float64, requires_grad=True) for heads in (4, 2, 2)
-    )
+    query, key, value = (torch.randn(1, heads, 45, 8, dtype=torch.float64, requires_grad=True) for heads in (4, 2, 2))
     mask = sees()
     if window is not None:
         mask = mask & (POSITIONS[:, None] - POSITIONS < window)

@@ -56,7 +56,7 @@ def load_prompts(
         table = [row for row in table if _comparable(row.values.get(prompt_column)) not in held_out]
         if not table:
             raise DataError(f"{path}: every row is held out for evaluation; lower data.eval.num_prompts")
-    table = choose(table, num_prompts, seed, str(path))
+    table = choose(table, num_prompts, seed, str(path) if path is not None else "the task")
     rendering = Rendering(chat_template, system_prompt, instruction, template_options or {})
     prompts = [
         make_prompt(row, tokenizer, rendering, prompt_column, max_prompt_tokens, required_columns) for row in table

@@ -29,9 +29,7 @@ UNSUPPORTED = ("softcap", "s_aux", "position_bias", "indices", "head_mask")
 class AttentionPlan(Protocol):
     """How the tokens of one forward attend."""
 
-    def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None
-    ) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
         """Queries (b, Hq, t, D), keys (b, Hkv, t, D), values (b, Hkv, t, Dv) of the new tokens -> (b, t, Hq, Dv)."""
         ...
 

@@ -74,9 +74,7 @@ class PackedPlan:
     positions: Tensor  # (S,) int64
     longest: int  # largest position + 1
 
-    def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None
-    ) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
         """(1, Hq, S, D), (1, Hkv, S, D), (1, Hkv, S, Dv) -> (1, S, Hq, Dv)."""
         if window is not None and window >= self.longest:
             window = None

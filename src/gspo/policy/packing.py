@@ -71,9 +71,7 @@ class _Layout:
     shared: list[SharedPrompt]
 
 
-def _lay_out(
-    order: list[int], index: list[int], lengths: list[int], prompt_lengths: list[int], share: bool
-) -> _Layout:
+def _lay_out(order: list[int], index: list[int], lengths: list[int], prompt_lengths: list[int], share: bool) -> _Layout:
     layout = _Layout(0, [], [0] * len(order), [0] * len(order), [], [])
     prompt, prompt_start, responses_start = -1, 0, 0
     for sequence in order:

@@ -53,6 +53,7 @@ def tiny_model(name: str, overrides: Mapping[str, Any] | None = None, seed: int 
     overrides: fields of the transformers config, e.g. ``{"hidden_size": 64}``.
     Raises ModelError for another name, an unknown field or values that do not fit together.
     """
+    from huggingface_hub.errors import StrictDataclassError as StrictError
     from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
     kinds: dict[str, tuple[Any, Any, dict[str, Any]]] = {
@@ -64,13 +65,22 @@ def tiny_model(name: str, overrides: Mapping[str, Any] | None = None, seed: int 
     config_class, model_class, defaults = kinds[name]
     fields = dict(overrides or {})
     _check_fields(name, fields, config_class(), defaults)
-    config = config_class(**(defaults | fields))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
+            config = config_class(**(defaults | fields))
             model = model_class(config)
-        except (TypeError, ValueError, RuntimeError, AttributeError) as error:
-            raise ModelError(f"no {name} model can be built with {fields}: {error}") from error
+        except (
+            TypeError,
+            ValueError,
+            RuntimeError,
+            ArithmeticError,
+            AttributeError,
+            LookupError,
+            StrictError,
+        ) as error:
+            reason = " ".join(str(error).split())
+            raise ModelError(f"no {name} model can be built with {fields}: {reason}") from error
     model.generation_config.eos_token_id = config.eos_token_id
     model.generation_config.pad_token_id = config.pad_token_id
     return model, character_tokenizer(config.max_position_embeddings)

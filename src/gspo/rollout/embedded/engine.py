@@ -120,9 +120,9 @@ class _Generation:
         self.token_ids = torch.zeros(slots, params.max_new_tokens, dtype=torch.int64, device=device)
         self.logprobs = torch.zeros(slots, params.max_new_tokens, dtype=torch.float32, device=device)
         # request, sample, seed, tokens of the response so far, position of the next token, last token
-        self.request, self.sample, self.seed, self.length, self.position, self.last = (
-            torch.zeros(6, slots, dtype=torch.int64, device=device).unbind(0)
-        )
+        self.request, self.sample, self.seed, self.length, self.position, self.last = torch.zeros(
+            6, slots, dtype=torch.int64, device=device
+        ).unbind(0)
 
     def run(self) -> list[list[Completion]]:
         while self.num_running or self.ready or self.waiting:
@@ -137,9 +137,7 @@ class _Generation:
     def _prefill(self) -> None:
         """Computes the next prompts in one packed forward."""
         chosen, total = [], 0
-        while self.waiting and (
-            not chosen or total + len(self.requests[self.waiting[0]].token_ids) <= PREFILL_TOKENS
-        ):
+        while self.waiting and (not chosen or total + len(self.requests[self.waiting[0]].token_ids) <= PREFILL_TOKENS):
             chosen.append(self.waiting.popleft())
             total += len(self.requests[chosen[-1]].token_ids)
         lengths = torch.tensor([len(self.requests[index].token_ids) for index in chosen])
@@ -205,7 +203,9 @@ class _Generation:
         if not bool(torch.isfinite(logprobs).all()):
             self._refuse_nan(rows, logprobs)
         if bool(ended.any()):
-            self._retire(rows.start + ended.nonzero()[:, 0], stopped[ended], None if matched is None else matched[ended])
+            self._retire(
+                rows.start + ended.nonzero()[:, 0], stopped[ended], None if matched is None else matched[ended]
+            )
 
     def _retire(self, slots: Tensor, stopped: Tensor, matched: Tensor | None) -> None:
         """Hands out the completions in the given slots and closes the gaps they leave."""

@@ -27,9 +27,7 @@ class PrefillPlan:
     values: dict[int, Tensor] = field(default_factory=dict)
     windows: dict[int, int | None] = field(default_factory=dict)
 
-    def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None
-    ) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
         self.keys[layer] = key[0].transpose(0, 1)
         self.values[layer] = value[0].transpose(0, 1)
         return self.packed.attend(layer, query, key, value, scale, window)
@@ -86,9 +84,7 @@ class SlotCache:
         self._write = torch.arange(len(positions), device=positions.device) * self._length + positions
         self._visible.view(-1).index_fill_(0, self._write, 0.0)
 
-    def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None
-    ) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
         """One new token per running row: (n, Hq, 1, D), (n, Hkv, 1, D), (n, Hkv, 1, Dv) -> (n, 1, Hq, Dv)."""
         n, longest = self._running, self._longest
         for cache, new in ((self._keys, key), (self._values, value)):
