@@ -218,7 +218,7 @@ def _registry() -> Mapping[str, MetricInfo]:
         ("loss", "the loss of one update (of a step: mean over its updates)", "1", "step update sft"),
         ("grad_norm", "norm of the gradient before it is clipped", "1", "step update sft"),
         ("learning_rate", "learning rate of the update", "1", "step update sft"),
-        ("skipped_updates", "updates that were not applied", "count", "step"),
+        ("skipped_updates", "updates not made, since no response entered the loss", "count", "step update"),
         ("num_sequences", "responses that entered the loss", "count", "update"),
         ("num_tokens", "response tokens that entered the loss", "tokens", "update sft"),
         ("pass@1", "chance that one response passes, mean over prompts", "fraction", "evaluation"),

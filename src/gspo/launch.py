@@ -284,6 +284,7 @@ def _parts(log: Log, house: House, directory: RunDirectory) -> Parts:
         set_policy_version=house.set_policy_version,
         evaluate=house.evaluate if house.eval_prompts else None,
         save=lambda step: _save_step(house, directory, step),
+        num_timeouts=lambda: house.reward_set.counters.get("timeouts", 0),
         emit=log.emit,
         phase=log.screen.on_phase,
         calibration=_calibration(recipe),

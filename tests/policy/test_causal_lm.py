@@ -93,9 +93,9 @@ def test_other_wrong_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     file.write_bytes(b"GGUF")
     with pytest.raises(ModelError, match="is a file"):
         load_policy(str(file))
-    with pytest.raises(ModelError, match="no other.gguf"):
+    with pytest.raises(ModelError, match=r"no other\.gguf"):
         load_policy(str(tmp_path), gguf_file="other.gguf")
-    with pytest.raises(ModelError, match="either model.path or model.tiny"):
+    with pytest.raises(ModelError, match=r"either model\.path or model\.tiny"):
         load_policy()
 
 

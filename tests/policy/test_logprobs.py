@@ -5,6 +5,7 @@ import torch
 
 from gspo.errors import DataError
 from gspo.policy import projection
+from gspo.policy.causal_lm import prepare_policy
 from gspo.policy.logprobs import sequence_logprobs
 from gspo.types import Sequences
 
@@ -66,8 +67,8 @@ def test_a_prompt_is_computed_once_for_its_group() -> None:
 def test_gradient_checkpointing_changes_nothing(kind: str) -> None:
     policy, sequences = small_policy(kind), some_sequences()
     plain = gradients(policy, sequence_logprobs(policy, sequences, 1.0).logprobs.sum())
-    policy.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    policy.model.train()
+    again_policy = prepare_policy(policy.model, policy.tokenizer, "cpu", gradient_checkpointing=True)
+    assert again_policy.model.is_gradient_checkpointing
     again = gradients(policy, sequence_logprobs(policy, sequences, 1.0).logprobs.sum())
     assert worst_difference(again, plain) < 1e-6
 
@@ -91,8 +92,8 @@ def test_rows_without_tokens_are_fine_even_alone() -> None:
 
 def test_what_cannot_be_computed_is_refused_by_name() -> None:
     policy = small_policy(max_position_embeddings=16)
+    long = Sequences((torch.arange(4, 24),), torch.tensor([0]), torch.tensor([[7]]), torch.tensor([1]))
     with pytest.raises(DataError, match=r"20 tokens does not fit .* context of 16"):
-        long = Sequences((torch.arange(4, 24),), torch.tensor([0]), torch.tensor([[7]]), torch.tensor([1]))
         sequence_logprobs(policy, long, 1.0)
     with pytest.raises(ValueError, match="temperature"):
         sequence_logprobs(policy, some_sequences(), 0.0)

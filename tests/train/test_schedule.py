@@ -18,9 +18,7 @@ def batch_of(lengths: list[list[int]], included: list[bool] | None = None) -> Tr
     ]
     rollouts = rollout_batch(groups)
     keep = torch.tensor(included) if included else torch.ones(len(rollouts.rewards), dtype=torch.bool)
-    return train_batch(
-        rollouts, rollouts.rollout_logprobs, advantage_scale="group_std", std_floor=1e-4, included=keep
-    )
+    return train_batch(rollouts, rollouts.rollout_logprobs, advantage_scale="group_std", std_floor=1e-4, included=keep)
 
 
 def test_learning_rate_warms_up_and_decays():

@@ -76,8 +76,9 @@ class CausalPolicy:
 
     def save(self, directory: str | os.PathLike[str]) -> None:
         """Writes a plain Hugging Face directory: safetensors, configs, tokenizer and chat template."""
-        self.model.save_pretrained(directory)
-        self.tokenizer.save_pretrained(directory)
+        with _quiet():
+            self.model.save_pretrained(directory)
+            self.tokenizer.save_pretrained(directory)
 
 
 def load_policy(
@@ -122,12 +123,19 @@ def prepare_policy(
     choose_experts(model)
     remove_dropout(model)
     if gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        _recompute_activations(model)
     model.train()
     policy = CausalPolicy(model, tokenizer, stop_token_ids(model, tokenizer))
     probe_packing(policy)
     probe_head(policy)
     return policy
+
+
+def _recompute_activations(model: Any) -> None:
+    if hasattr(model, "activation_checkpointing_enable"):  # the name since transformers 5.2x
+        model.activation_checkpointing_enable({"use_reentrant": False})
+    else:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
 
 
 def remove_dropout(model: nn.Module) -> None:
@@ -157,7 +165,7 @@ def choose_experts(model: Any) -> None:
 
 @torch.no_grad()
 def probe_head(policy: CausalPolicy) -> None:
-    """Compares our logits with the model's own. Raises ModelError if this family does something else after its layers."""
+    """Compares our logits with the model's own. Raises ModelError if this family does more after its layers."""
     ids = (torch.arange(6, device=policy.device) % policy.vocab_size)[None]
     positions = torch.arange(6)
     plan = plan_to(make_plan([(0, 6)], [], positions), policy.device)
@@ -178,7 +186,7 @@ def probe_head(policy: CausalPolicy) -> None:
 
 
 def stop_token_ids(model: Any, tokenizer: Any) -> frozenset[int]:
-    """Ids that end a response: every end-of-text id that model or tokenizer name, and the chat template's end of turn."""
+    """Ids that end a response: all end-of-text ids of model and tokenizer, and the chat template's end of turn."""
     ids: set[int] = set()
     for owner in (model.generation_config, model.config, tokenizer):
         value = getattr(owner, "eos_token_id", None)
@@ -230,9 +238,10 @@ def _from_pretrained(path: str, gguf_file: str | None, dtype: torch.dtype, trust
     try:
         with _quiet():
             tokenizer = AutoTokenizer.from_pretrained(path, **options)
-            model, info = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, output_loading_info=True, **options)
+            loaded: Any = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, output_loading_info=True, **options)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
         raise ModelError(_not_a_model(path, error)) from error
+    model, info = loaded
     missing = sorted(info.get("missing_keys") or ())
     if missing:
         raise ModelError(f"{path} lacks {len(missing)} weights of a {type(model).__name__}, e.g. {missing[0]}")

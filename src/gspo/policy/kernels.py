@@ -73,7 +73,8 @@ def backward_block(
         grad_queries.append(dq)
         grad_key = dk if grad_key is None else grad_key.add_(dk)
         grad_value = dv if grad_value is None else grad_value.add_(dv)
-    assert grad_key is not None and grad_value is not None
+    assert grad_key is not None
+    assert grad_value is not None
     return grad_queries[0] if len(grad_queries) == 1 else _interleave(grad_queries), grad_key, grad_value
 
 
@@ -138,7 +139,8 @@ def _hidden(query: Tensor, key: Tensor, rule: BlockRule, rows: slice) -> Tensor 
         index = torch.arange(query.shape[2], device=query.device)[rows]
         hidden = (torch.arange(key.shape[2], device=key.device) > index[:, None])[None, None, None]
     if rule.window is not None:
-        assert rule.query_positions is not None and rule.key_positions is not None
+        assert rule.query_positions is not None
+        assert rule.key_positions is not None
         distance = rule.query_positions[:, rows, None] - rule.key_positions[:, None, :]
         far = (distance >= rule.window)[:, None, None]
         hidden = far if hidden is None else hidden | far

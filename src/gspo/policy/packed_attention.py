@@ -106,8 +106,8 @@ class PackedAttention(torch.autograd.Function):
         out = query.new_empty(*query.shape[:2], value.shape[-1])
         lse = torch.empty(query.shape[:2], dtype=lse_dtype, device=query.device)
         for bucket in plan.buckets:
-            part = (bucket.gather(tensor) for tensor in (query, key, value))
-            bucket_out, bucket_lse = forward_block(*part, plan.rule(bucket, scale, window))
+            q, k, v = (bucket.gather(tensor) for tensor in (query, key, value))
+            bucket_out, bucket_lse = forward_block(q, k, v, plan.rule(bucket, scale, window))
             bucket.put(out, bucket_out)
             bucket.put(lse, bucket_lse.to(lse_dtype))
         for shared in plan.shared:
@@ -126,9 +126,10 @@ class PackedAttention(torch.autograd.Function):
         plan: PackedPlan = ctx.plan
         dq, dk, dv = (torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (query, key, value))
         for bucket in plan.buckets:
-            part = (bucket.gather(tensor) for tensor in (query, key, value, out, lse))
+            q, k, v, o, log_sum = (bucket.gather(tensor) for tensor in (query, key, value, out, lse))
             rule = plan.rule(bucket, ctx.scale, ctx.window)
-            for target, block in zip((dq, dk, dv), backward_block(bucket.gather_grad(grad), *part, rule), strict=True):
+            blocks = backward_block(bucket.gather_grad(grad), q, k, v, o, log_sum, rule)
+            for target, block in zip((dq, dk, dv), blocks, strict=True):
                 bucket.put(target, block)
         for shared in plan.shared:
             queries, keys = slice(*shared.queries), slice(*shared.keys)
@@ -168,7 +169,8 @@ def make_plan(segments: Sequence[tuple[int, int]], shared: Sequence[SharedPrompt
     positions: (S,) position of every token in its sequence.
     """
     used = sorted((length, start) for start, length in segments if length)
-    buckets, group = [], []
+    buckets: list[Bucket] = []
+    group: list[tuple[int, int]] = []
     for length, start in used:
         if group and length > 1.25 * group[0][1] + 8:
             buckets.append(_bucket(group))

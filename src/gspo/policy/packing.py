@@ -54,9 +54,16 @@ def pack(sequences: Sequences, device: torch.device, share_prompts: bool = True)
     ids[place] = sequences.token_ids.cpu()[row[read], column[read]]
     positions[place] = (torch.tensor(prompt_lengths)[index[row]] + column)[read]
     plan = plan_to(make_plan(layout.segments, layout.shared, positions), device)
-    tensors = (tensor.to(device) for tensor in (ids, positions))
     num_prompt_tokens = sum(prompt_lengths[prompt] for _, prompt in layout.prompt_starts)
-    return PackedRow(*tensors, plan, row.to(device), column.to(device), predictor.to(device), num_prompt_tokens)
+    return PackedRow(
+        ids.to(device),
+        plan.positions,
+        plan,
+        row.to(device),
+        column.to(device),
+        predictor.to(device),
+        num_prompt_tokens,
+    )
 
 
 @dataclass(eq=False)

@@ -67,7 +67,10 @@ class Engine(Protocol):
     def generate(
         self, requests: Sequence[GenerationRequest], params: SamplingParams, on_finished: OnFinished | None = None
     ) -> list[list[Completion]]:
-        """Completions by request and seed. Raises EngineError if sampling fails, DataError for a prompt that is too long."""
+        """Completions by request and seed.
+
+        Raises EngineError if sampling fails, DataError for a prompt that is too long.
+        """
         ...
 
 

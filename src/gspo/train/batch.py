@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from gspo.advantages import group_advantages
+from gspo.advantages import Scale, group_advantages
 from gspo.types import Metric, RolloutBatch, RolloutGroup, Sequences, TrainBatch
 
 
@@ -65,7 +65,7 @@ def train_batch(
     rollouts: RolloutBatch,
     old_logprobs: Tensor,
     *,
-    advantage_scale: str,
+    advantage_scale: Scale,
     std_floor: float,
     included: Tensor,
     ref_logprobs: Tensor | None = None,

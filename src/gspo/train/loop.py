@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
+from gspo.advantages import Scale
 from gspo.diagnostics import log_ratio_quantiles
 from gspo.objectives.base import Objective
 from gspo.objectives.kl import KLPenalty
@@ -50,7 +51,7 @@ class LoopSettings:
     groups_without_signal: Literal["keep", "drop", "refill"]
     max_refills: int
     truncated: Literal["keep", "exclude"]
-    advantage_scale: str
+    advantage_scale: Scale
     std_floor: float
     eval_every: int
     checkpoint_every: int
@@ -72,6 +73,7 @@ class Parts:
     set_policy_version: Callable[[int], None]  # the engine samples with these weights from now on
     evaluate: Callable[[int], Evaluation] | None  # step -> its evaluation; None without held-out prompts
     save: Callable[[int], str]  # step -> path of the checkpoint
+    num_timeouts: Callable[[], int]  # verdicts that ran into their limit so far
     emit: Callable[..., None]
     phase: Callable[[str, int], None]
     calibration: Calibration | None = None
@@ -152,6 +154,7 @@ def _one_step(parts: Parts, settings: LoopSettings, step: int) -> Parts:
     """One rollout batch and its M updates; returns the parts with bounds as the next step needs them."""
     clock = Clock()
     start = time.perf_counter()
+    timeouts = parts.num_timeouts()
     collected = _collect(parts, settings, step, clock)
     rollouts = rollout_batch(collected.groups)
     parts = _with_first_bounds(parts, rollouts)
@@ -178,6 +181,7 @@ def _one_step(parts: Parts, settings: LoopSettings, step: int) -> Parts:
     clock.add({"total": time.perf_counter() - start})
     metrics = rollout_metrics(collected.groups) | found | _step_metrics(results, batch, log_s)
     metrics["groups/refilled"] = float(collected.num_refilled)
+    metrics["reward/timeouts"] = float(parts.num_timeouts() - timeouts)
     if parts.bounds.clip_low is not None and parts.bounds.clip_high is not None:
         metrics |= {"clip_low": parts.bounds.clip_low, "clip_high": parts.bounds.clip_high}
     _log_samples(parts, settings, step, collected.groups, batch, log_s)

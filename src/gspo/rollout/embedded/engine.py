@@ -18,7 +18,6 @@ from gspo.errors import DataError, NumericalError
 from gspo.policy.attention import hidden_states
 from gspo.policy.causal_lm import CausalPolicy
 from gspo.policy.packed_attention import make_plan, plan_to
-from gspo.policy.projection import LogitHead
 from gspo.rollout.base import GenerationRequest, OnFinished, SamplingParams
 from gspo.rollout.embedded.sampling import choose
 from gspo.rollout.embedded.slots import PrefillPlan, SlotCache
@@ -89,7 +88,7 @@ class _Ready:
     request: int
     next_sample: int
     start: int  # of the prompt in the packed row of the plan
-    logits: Tensor  # (V,) after the prompt
+    hidden: Tensor  # (H,) state after the prompt, which predicts every sample's first token
     plan: PrefillPlan
 
 
@@ -136,7 +135,8 @@ class _Generation:
 
     def _prefill(self) -> None:
         """Computes the next prompts in one packed forward."""
-        chosen, total = [], 0
+        chosen: list[int] = []
+        total = 0
         while self.waiting and (not chosen or total + len(self.requests[self.waiting[0]].token_ids) <= PREFILL_TOKENS):
             chosen.append(self.waiting.popleft())
             total += len(self.requests[chosen[-1]].token_ids)
@@ -148,14 +148,14 @@ class _Generation:
         packed = plan_to(make_plan(list(zip(starts, lengths.tolist(), strict=True)), [], positions), self.device)
         plan = PrefillPlan(packed)
         hidden = hidden_states(self.base, ids.to(self.device)[None], packed.positions[None], plan)[0]
-        logits = self.head.logits(hidden[(ends - 1).to(self.device)])
+        last = hidden[(ends - 1).to(self.device)]
         for row, index in enumerate(chosen):
-            self.ready.append(_Ready(index, 0, starts[row], logits[row], plan))
+            self.ready.append(_Ready(index, 0, starts[row], last[row], plan))
 
     def _admit(self) -> None:
         """Gives free slots to samples of computed prompts, and samples their first token."""
         first = self.num_running
-        logits, copies = [], []
+        states, copies = [], []
         plan = self.ready[0].plan
         while self.ready and self.ready[0].plan is plan and self.num_running < self.num_slots:
             entry = self.ready[0]
@@ -169,14 +169,16 @@ class _Generation:
             self.position[rows] = len(request.token_ids)
             self.length[rows] = 0
             self.longest = max(self.longest, len(request.token_ids))
-            logits.append(entry.logits.expand(number, -1))
+            states.append(entry.hidden)
             copies.append((entry.start, len(request.token_ids), number))
             self.num_running += number
             entry.next_sample += number
             if entry.next_sample == request.num_samples:
                 self.ready.popleft()
         self.cache.admit(first, copies, plan)
-        self._append(slice(first, self.num_running), torch.cat(logits))
+        repeats = torch.tensor([number for _, _, number in copies], device=self.device)
+        logits = self.head.logits(torch.stack(states)).repeat_interleave(repeats, dim=0)
+        self._append(slice(first, self.num_running), logits)
 
     def _decode(self) -> None:
         """One token for every running row."""

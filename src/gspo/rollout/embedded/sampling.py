@@ -74,7 +74,7 @@ def _search(weights: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _first_above(cumulative: Tensor, target: Tensor) -> Tensor:
-    """First index with cumulative > target, and never one of weight 0, even where rounding lifts the target to the sum."""
+    """First index with cumulative > target; never one of weight 0, even if rounding lifts the target to the sum."""
     last = cumulative[:, -1]
     below = torch.nextafter(last, torch.zeros_like(last))
     target = torch.minimum(target, below).clamp_min(0.0)

@@ -19,7 +19,7 @@ class StopStrings:
         self._tail = max((len(string.encode()) for string in strings), default=0) + 4
 
     def found(self, token_ids: Tensor, lengths: Tensor) -> Tensor | None:
-        """(n,) bool: the text of a row's tokens (n, T) up to lengths (n,) contains a stop string. None without strings."""
+        """(n,) bool: the text of tokens (n, T) up to lengths (n,) has a stop string. None: there are no strings."""
         if not self._strings:
             return None
         tails = [row[max(0, end - self._tail) : end] for row, end in zip(token_ids, lengths.tolist(), strict=True)]
