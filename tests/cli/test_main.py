@@ -24,7 +24,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     def train(recipe: Any, *, run_dir: Path | None, command: list[str]) -> dict[str, Any]:
         calls["train"] = (recipe, run_dir, command)
-        return {"after": 0.5}
+        return {"after": 0.5, "run_dir": str(run_dir or "runs/none")}
 
     def sft(recipe: Any, *, run_dir: Path | None, command: list[str]) -> dict[str, Any]:
         calls["sft"] = (recipe, run_dir, command)
@@ -64,7 +64,9 @@ def test_train_hands_over_recipe_directory_and_line(
     assert (recipe.train.num_steps, recipe.eval.k) == (3, (1, 2))
     assert run_dir == Path("runs/a")
     assert command == ["gspo", *line]
-    assert json.loads(capsys.readouterr().out) == {"after": 0.5}
+    shown = capsys.readouterr()
+    assert json.loads(shown.out.splitlines()[-1]) == {"after": 0.5, "run_dir": "runs/a"}
+    assert "no report: " in shown.err  # nothing ran, so there is nothing to draw; the run itself succeeded
 
 
 def test_sft_and_eval(launched: dict[str, Any], recipe_file: Path, capsys: pytest.CaptureFixture[str]) -> None:

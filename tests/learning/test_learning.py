@@ -1,7 +1,7 @@
 """The whole system learns from a true reward, and does not learn from a coin.
 
-A tiny model is cold-started to where it solves some of its problems; then held-out pass@1 must rise under GSPO, and must
-not when the reward is a coin flip. One cold start serves both arms.
+A tiny model is cold-started to where it solves some of its problems; then held-out pass@1 must rise under GSPO,
+and must not when the reward is a coin flip. One cold start serves both arms.
 """
 
 from __future__ import annotations

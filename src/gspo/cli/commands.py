@@ -13,12 +13,24 @@ from gspo.errors import InputError
 
 
 def train(path: Path, run_dir: Path | None, overrides: Sequence[str], command: Sequence[str]) -> int:
-    """``gspo train``: prints the summary as one JSON line."""
+    """``gspo train``: writes the run's report, then prints the summary as one JSON line."""
     recipe = checked_recipe(path, overrides, "train")
     from gspo import launch
 
-    print(json.dumps(launch.train(recipe, run_dir=run_dir, command=command)))
+    summary = launch.train(recipe, run_dir=run_dir, command=command)
+    _write_report(Path(summary["run_dir"]))
+    print(json.dumps(summary))
     return 0
+
+
+def _write_report(run_dir: Path) -> None:
+    """A finished run is never a failure because its page could not be drawn."""
+    from gspo.report.html import write_report
+
+    try:
+        print(f"report: {write_report([run_dir], run_dir / 'report.html')}")
+    except InputError as error:
+        print(f"no report: {error}", file=sys.stderr)
 
 
 def sft(path: Path, run_dir: Path | None, overrides: Sequence[str], command: Sequence[str]) -> int:

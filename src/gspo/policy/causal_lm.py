@@ -6,7 +6,7 @@ import contextlib
 import copy
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -292,7 +292,8 @@ def _unquantized(model: Any) -> Any:
     for name in ("quantization_config", "_pre_quantization_dtype"):
         with contextlib.suppress(AttributeError):
             delattr(config, name)
-    plain = type(model)._from_config(config, dtype=model.dtype)
+    with torch.random.fork_rng(devices=[]):  # its first weights are random, and are overwritten
+        plain = type(model)._from_config(config, dtype=model.dtype)
     plain.load_state_dict(model.state_dict())
     plain.generation_config = model.generation_config
     plain.tie_weights()
@@ -300,8 +301,8 @@ def _unquantized(model: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _quiet() -> Any:
-    """No loading bars and no advice from transformers while it loads."""
+def _quiet() -> Iterator[None]:
+    """No progress bars and no advice from transformers while it loads or saves."""
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
