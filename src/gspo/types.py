@@ -61,6 +61,7 @@ class Completion:
     logprobs: Tensor  # (t,) float32, of the distribution that was sampled from
     stop_reason: StopReason
     policy_version: int  # number of optimizer updates behind the weights that sampled it
+    routing: Tensor | None = None  # (p + t - 1, L, K) uint8 or int16, experts of each input token; see policy/moe/
 
     def __post_init__(self) -> None:
         ids, logprobs = self.token_ids.shape, self.logprobs.shape
@@ -68,6 +69,12 @@ class Completion:
             raise ValueError(
                 f"a completion has {self.logprobs.numel()} log-probs for {self.token_ids.numel()} ids; "
                 "each sampled id needs exactly one"
+            )
+        routing, shortest = self.routing, max(ids.numel() - 1, 0)
+        if routing is not None and (routing.dim() != 3 or routing.shape[0] < shortest):
+            raise ValueError(
+                f"a completion of {ids.numel()} ids has routes {tuple(routing.shape)}; they are (prompt and response "
+                "tokens but the last, layers, experts per token)"
             )
 
 
@@ -91,6 +98,7 @@ class Rollout:
     stop_reason: StopReason
     policy_version: int
     score: Score
+    routing: Tensor | None = None  # as in Completion
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,6 +155,7 @@ class RolloutBatch:
     group_ids: Tensor  # (N,) int64
     truncated: Tensor  # (N,) bool
     policy_versions: Tensor  # (N,) int64
+    routing: tuple[Tensor, ...] | None = None  # per row (p + t - 1, L, K), recorded by the engine; None: not recorded
 
 
 @dataclass(frozen=True, eq=False)

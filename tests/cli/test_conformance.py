@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from gspo.cli.conformance import conformance, read_cases, run_case
+from gspo.cli.conformance import Implementation, conformance, read_cases, run_case
 from gspo.cli.conformance.losses import _parse_cut
-from gspo.cli.conformance.model import Implementation, same_answer
+from gspo.cli.conformance.model import same_answer
 from gspo.errors import DataError
 from gspo.objectives import GRPO, GSPO, Objective
 from gspo.objectives.kl import k3
@@ -45,6 +45,8 @@ def test_this_package_is_right_on_every_objective_case() -> None:
     status, text = run(CASES)
     assert status == 0, text
     assert "8 cases: 8 right, 0 wrong, 0 not understood" in text
+    assert "not checked" not in text
+    assert "not offered: a/ddof1_eps_1e_4, a/ddof0, b/ddof0, e/ddof0" in text
 
 
 class TokenWeighted:
@@ -286,6 +288,103 @@ def test_cuts_are_read(text: str, parts: list[list[int]] | None) -> None:
     assert _parse_cut(text, 4) == parts
 
 
+def test_a_variant_that_another_implementation_offers_is_checked(tmp_path: Path) -> None:
+    """[0, 2]: mean 1, population std 1, so ddof0 gives [-1, 1]; ddof1 gives [-1, 1] / sqrt(2)."""
+
+    def population(rewards: Any, ids: Any, scale: str) -> Tensor:
+        got = OURS.group_advantages(rewards, ids, "group_std" if scale == "population" else scale)
+        return got * (len(got) / (len(got) - 1)) ** 0.5 if scale == "population" else got
+
+    case = {
+        "id": "a",
+        "input": {"a": [0, 2]},
+        "expected": {"a": {"ddof0": [-1.0, 1.0], "ddof1": [-(0.5**0.5), 0.5**0.5]}},
+    }
+    offers = replace(OURS, group_advantages=population, scales={**OURS.scales, "ddof0": "population"})
+    assert verdict(case, tmp_path, offers) == "right"
+    status, text = run(write(tmp_path / "c.json", case), implementation=offers)
+    assert status == 0
+    assert "not offered" not in text
+    case["expected"] = {"a": {"ddof0": [-0.5, 0.5]}}
+    assert verdict(case, tmp_path, offers) == "wrong"
+    status, text = run(write(tmp_path / "c.json", case))  # nothing else is asked, and we do not offer it
+    assert status == 1
+    assert "not understood" in text
+    assert "not offered: a/ddof0" in text
+
+
+def test_metrics_that_move_with_the_exclusion_are_wrong(tmp_path: Path) -> None:
+    def kept_only(lengths: Any, truncated: Any, excluded: Any) -> dict[str, float]:
+        kept = [row for row in range(len(lengths)) if not excluded[row]]
+        return OURS.response_metrics([lengths[n] for n in kept], [truncated[n] for n in kept], [False] * len(kept))
+
+    case = case_named("G09")
+    status, text = run(write(tmp_path / "c.json", case), implementation=replace(OURS, response_metrics=kept_only))
+    assert status == 1
+    assert "metrics/truncated_fraction in float64: got 0, expected 0.333333" in text
+    # 5 rows of 1 + 2 + 3 + 4 + 10 = 20 tokens, 2 of 5 truncated
+    other = {
+        "id": "b",
+        "input": {"lengths": [1, 2, 3, 4, 10], "advantages": [1.0] * 5, "excluded": [False, True, False, False, True]},
+        "expected": {
+            "metrics": "mean length 4 over all rows; truncated fraction 0.4; both unaffected by the exclusion"
+        },
+    }
+    assert verdict(other, tmp_path) == "right"
+    other["expected"] = {"metrics": "mean length 4.1 over all rows; the moon is full"}
+    assert verdict(other, tmp_path) == "wrong"
+    assert "not checked: metrics/moon is full" in run(write(tmp_path / "c.json", other))[1]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        {},
+        {"id": None, "input": 5, "expected": [1]},
+        {"input": []},
+        {"input": [{"gold": "1"}, 3]},
+        {"input": {"rows": 5}, "expected": {"masks": 1}},
+        {"input": {"rows": [{"ids": [1], "n": 1, "reason": "tired"}]}, "expected": {"lengths": [1]}},
+        {"input": {"lengths": "abc", "advantages": None, "excluded": {}}, "expected": {"token_mean": 0}},
+        {"input": {"n_c_k": [[1, 1], ["a", 2, 3]]}, "expected": {"values": [1.0, None]}},
+        {"input": {"n_c_k": [], "greedy": "many"}, "expected": {"greedy": "some"}},
+        {"input": {"ids": "x", "rewards": 3}, "expected": {"first": [0.0]}},
+        {"input": {"cases": 7}, "expected": {"answers": "x"}},
+        {"input": {"cases": [1, {"P": "x", "G": 2}, {"P": 1}, {}]}, "expected": {"answers": [1, "2", "3", "4"]}},
+        {"input": {"triples": [{"gold": 1}, 4]}},
+        {"input": {"problems": {}, "programs": [{"program": "x", "problem": "P", "verdict": True}]}},
+        {"input": {"problems": 3, "programs": 4}},
+        {"input": {"items": [[1]], "limit_seconds": "x"}, "expected": {"verdicts": [True]}},
+        {"input": {"items": [], "limit_seconds": 1}, "expected": {}},
+        {"input": {"sampled_ids": 1, "sampler_logprobs": 2}, "expected": {"trained_ids": 3}},
+        {"input": {"policy": "x", "reference": {}}, "known_wrong_answers": {"a": None, "b": [{}]}},
+    ],
+)
+def test_no_malformed_case_is_right_or_a_traceback(case: dict[str, Any], tmp_path: Path) -> None:
+    status, text = run(write(tmp_path / "c.json", case))
+    assert status == 1, text
+    assert "1 cases: 0 right" in text
+
+
+def test_what_the_stream_cannot_write_is_escaped(tmp_path: Path) -> None:
+    raw = io.BytesIO()
+    out = io.TextIOWrapper(raw, encoding="ascii")
+    conformance([write(tmp_path / "c.json", {"id": "a", "title": "\ud800 − é", "input": {}})], out)
+    out.flush()
+    assert b"\\ud800 \\u2212 \\xe9" in raw.getvalue()
+
+
+def test_a_base_may_have_a_base(tmp_path: Path) -> None:
+    cases = [
+        {"id": "a", "input": {"base": "b"}, "expected": {"values": [0.5]}},
+        {"id": "b", "input": {"base": "c", "n_c_k": [[4, 2, 1]]}},
+        {"id": "c", "input": {"n_c_k": [[1, 1, 1]], "dataset": [[1, 1]]}},
+    ]
+    first = read_cases(write(tmp_path / "c.json", *cases))[0]
+    assert first.input == {"n_c_k": [[4, 2, 1]], "dataset": [[1, 1]]}
+    assert run_case(first, OURS).word == "right"
+
+
 def test_same_answer_compares_numbers_lists_and_leading_numbers_of_text() -> None:
     assert same_answer(0.25, 0.2500001, 1e-6)
     assert not same_answer(0.25, 0.26, 1e-6)
@@ -297,3 +396,5 @@ def test_same_answer_compares_numbers_lists_and_leading_numbers_of_text() -> Non
     assert same_answer(float("nan"), "nan loss", 1e-6)
     assert not same_answer(float("nan"), 0.0, 1e-6)
     assert not same_answer("text", "text", 1e-6)
+    assert not same_answer(0.0, None, 1e-6)
+    assert not same_answer(0.0, {}, 1e-6)

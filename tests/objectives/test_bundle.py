@@ -90,7 +90,7 @@ def test_errors_come_first() -> None:
 def test_an_unknown_name_lists_the_known_ones() -> None:
     [(severity, message)] = bundle_findings("gpso", None, None, None, 4, "auto")
     assert severity == "error"
-    assert "gspo, gspo_token, grpo, ppo, pg" in message
+    assert "gspo, gspo_token, grpo, ppo, dapo" in message
 
 
 def test_the_bundle_is_checked_without_torch() -> None:

@@ -11,14 +11,32 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gspo.errors import ConfigError, NumericalError
-from gspo.objectives import GRPO, GSPO, PPO, GSPOToken, KLPenalty, Objective, PolicyGradient
+from gspo.objectives import (
+    CISPO,
+    DAPO,
+    FSPO,
+    GMPO,
+    GRPO,
+    GSPO,
+    LUSPO,
+    PPO,
+    SAPO,
+    DrGRPO,
+    GSPOToken,
+    KLPenalty,
+    MiniRL,
+    Objective,
+    PolicyGradient,
+)
 from gspo.types import add_metrics, mean_metrics
 
 from .helpers import Batch, loss_and_gradient, random_batch
 from .reference import gradient_tensor, gspo, token_ratio
 
 CLIPPING = [GSPO(0.02, 0.03), GSPOToken(0.02, 0.03), GRPO(0.2, 0.27), GRPO(0.2, 0.27, "token"), PPO(0.2, 0.2)]
-TRAINING = [*CLIPPING, PolicyGradient()]
+# Their values and gradients are tested in files of their own.
+VARIANTS = [DAPO(), DrGRPO(20), CISPO(0.3, 0.4), GMPO(0.2, 0.2), LUSPO(), FSPO(), MiniRL(), SAPO()]
+TRAINING = [*CLIPPING, *VARIANTS, PolicyGradient()]
 ALL = [*TRAINING, KLPenalty(0.5, "k1"), KLPenalty(0.5, "k2", "sequence"), KLPenalty(0.5, "k3")]
 NON_FINITE = [math.nan, math.inf, -math.inf]
 

@@ -59,3 +59,15 @@ def test_buckets_waste_little_whatever_the_lengths() -> None:
     made = make_plan(list(zip(starts, lengths, strict=True)), [], torch.cat([torch.arange(n) for n in lengths]))
     padded = sum(n * t for n, t in (bucket.shape for bucket in made.buckets))
     assert padded < 1.2 * sum(lengths)
+
+
+def test_prompts_of_one_length_are_attended_to_together() -> None:
+    """Three groups: two prompts of 4 whose responses take up 10 and 9 tokens, one of 5."""
+    shared = [SharedPrompt((13, 23), (0, 4)), SharedPrompt((23, 32), (4, 8)), SharedPrompt((32, 40), (8, 13))]
+    segments = [(0, 4), (4, 4), (8, 5), (13, 10), (23, 9), (32, 8)]
+    made = make_plan(segments, shared, torch.zeros(40, dtype=torch.int64))
+    assert [(bucket.queries.shape, bucket.keys.shape) for bucket in made.shared] == [
+        ((2, 10), (2, 4)),
+        ((1, 8), (1, 5)),
+    ]
+    assert made.shared[0].keys.span == (0, 8)  # side by side: read in place

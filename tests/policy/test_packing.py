@@ -20,19 +20,19 @@ EXAMPLE = Sequences(
 
 def test_a_prompt_is_stored_once_and_the_last_token_of_a_response_not_at_all() -> None:
     packed = pack(EXAMPLE, CPU)
-    #                                      prompt 0, response 0, (response 2 has no input), prompt 1, response 1
-    assert packed.input_ids.tolist() == [5, 9, 3, 4, 7, 8]
-    assert packed.position_ids.tolist() == [0, 1, 2, 3, 0, 1]
+    #                                      prompt 0, prompt 1, response 0, (response 2 has no input), response 1
+    assert packed.input_ids.tolist() == [5, 9, 7, 3, 4, 8]
+    assert packed.position_ids.tolist() == [0, 1, 0, 2, 3, 1]
     # Tokens 3 4 2 of row 0, 8 2 of row 1, 6 of row 2, each predicted by the token before it.
     assert packed.row.tolist() == [0, 0, 0, 1, 1, 2]
     assert packed.column.tolist() == [0, 1, 2, 0, 1, 0]
-    assert packed.predictor.tolist() == [1, 2, 3, 4, 5, 1]
+    assert packed.predictor.tolist() == [1, 3, 4, 2, 5, 1]
 
 
 def test_unshared_repeats_the_prompt() -> None:
     packed = pack(EXAMPLE, CPU, share_prompts=False)
-    assert packed.input_ids.tolist() == [5, 9, 3, 4, 5, 9, 7, 8]
-    assert packed.predictor.tolist() == [1, 2, 3, 6, 7, 5]
+    assert packed.input_ids.tolist() == [5, 9, 5, 9, 7, 3, 4, 8]
+    assert packed.predictor.tolist() == [1, 5, 6, 4, 7, 3]
 
 
 def test_padding_is_never_read() -> None:

@@ -65,7 +65,7 @@ def test_what_cannot_be_built_is_refused(settings, message):
 
 
 def test_no_reward_at_all_is_refused():
-    with pytest.raises(RewardError, match=r"no reward is given.*exact_match, number, math, task"):
+    with pytest.raises(RewardError, match=r"no reward is given.*exact_match, number, math, code, task"):
         build_rewards([])
 
 

@@ -12,13 +12,15 @@ from gspo.errors import GspoError
 
 #: Exit status after Ctrl-C, as shells count it: 128 + SIGINT.
 INTERRUPTED = 130
+#: Exit status of a run that ended at a safe point after SIGINT or SIGTERM, and can be continued.
+STOPPED = 3
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line and returns its exit status.
 
-    0: done. 1: the run went wrong. 2: the input is wrong (one sentence on stderr). 130: interrupted. An exception that
-    is not ours keeps its traceback.
+    0: done. 1: the run went wrong. 2: the input is wrong (one sentence on stderr). 3: stopped on request, with
+    everything saved. 130: interrupted. An exception that is not ours keeps its traceback.
     """
     from gspo.cli.arguments import parse
 
@@ -27,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         command, overrides = parse(words)
         return command.run(overrides, ["gspo", *words])
     except GspoError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(str(error) if error.exit_status == STOPPED else f"error: {error}", file=sys.stderr)
         return error.exit_status
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

@@ -17,7 +17,8 @@ _DESCRIPTION = """Reinforcement-learning post-training of language models at the
 `gspo COMMAND --help` describes one command; `gspo --version` prints the version. Every key of a recipe can be given as
 `--section.key value`; docs/configuration.md lists them.
 
-Exit status: 0 done, 1 the run went wrong, 2 the input is wrong, 130 interrupted."""
+Exit status: 0 done, 1 the run went wrong, 2 the input is wrong, 3 stopped by SIGINT or SIGTERM with everything saved
+(continue with gspo train --resume), 130 interrupted at once."""
 
 _NEW_RUN = "(default: a new one under runs/)"
 _IN_FIRST_RUN = "(default: report.html in the first run directory)"
@@ -37,17 +38,34 @@ class Train:
     Every key of the recipe can be overridden, for example:
 
     gspo train recipe.toml --train.num_steps 20 --objective.clip calibrated
+
+    A run that was stopped, or died, goes on with:
+
+    gspo train --resume runs/demo
     """
 
-    recipe: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RECIPE.toml")]
+    recipe: Annotated[
+        tyro.conf.Positional[Path | None], tyro.conf.arg(metavar="RECIPE.toml", help_behavior_hint="")
+    ] = None
     """TOML file that describes the run (docs/configuration.md)"""
     run_dir: Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint=_NEW_RUN)] = None
     """directory for events, checkpoints and the summary"""
+    resume: Annotated[Path | None, tyro.conf.arg(metavar="RUN_DIR", help_behavior_hint="")] = None
+    """continue this run, with its own recipe, from its newest good checkpoint"""
 
     def run(self, overrides: Sequence[str], command: Sequence[str]) -> int:
-        from gspo.cli.commands import train
+        from gspo.cli.commands import resume, train
 
-        return train(self.recipe, self.run_dir, overrides, command)
+        if self.resume is None and self.recipe is not None:
+            return train(self.recipe, self.run_dir, overrides, command)
+        if self.resume is None:
+            raise InputError("gspo train needs RECIPE.toml, or --resume RUN_DIR to continue a run")
+        if self.recipe is not None or self.run_dir is not None or overrides:
+            raise InputError(
+                "--resume continues a run with its own recipe in its own directory: leave out the recipe, --run-dir "
+                "and every key; to train on with other settings, start a new run from the checkpoint (model.path)"
+            )
+        return resume(self.resume, command)
 
 
 @dataclass(frozen=True)
@@ -146,6 +164,77 @@ class Conformance:
         return conformance(self.files)
 
 
+@dataclass(frozen=True)
+class Doctor:
+    """Say in plain words what went wrong in a run, with the evidence and the usual remedies.
+
+    Reads the run directory only; the run may be finished, dead or still going.
+    """
+
+    run_dir: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
+    """run directory"""
+
+    def run(self, overrides: Sequence[str], command: Sequence[str]) -> int:
+        from gspo.cli.doctor import doctor
+
+        return doctor(self.run_dir)
+
+
+@dataclass(frozen=True)
+class VerifyResume:
+    """Prove for a recipe that a killed run that is continued ends with the same bits as one that was left alone.
+
+    Trains a few steps once undisturbed and once killed (SIGKILL) at several instants and continued each time. Exit
+    status 1 if anything differs.
+    """
+
+    recipe: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RECIPE.toml")]
+    """TOML file of the run; its number of steps is cut to --steps"""
+    steps: int = 3
+    """rollout batches of each run"""
+    kills: int = 4
+    """times that the second run is killed"""
+
+    def run(self, overrides: Sequence[str], command: Sequence[str]) -> int:
+        from gspo.cli.verify_resume import verify_resume
+
+        return verify_resume(self.recipe, overrides, self.steps, self.kills)
+
+
+@dataclass(frozen=True)
+class Grade:
+    """Judge one response as training would; print the verdict, the rung that decided, and the reason.
+
+    Exit status 0 for right and wrong, 2 where the gold answer cannot be read.
+
+    gspo grade --gold '\\frac{1}{2}' --response 'So it is \\boxed{0.5}.'
+
+    gspo grade --verifier code --gold-file tests.json --response-file answer.md --json
+    """
+
+    gold: Annotated[str | None, tyro.conf.arg(metavar="TEXT", help_behavior_hint="")] = None
+    """gold answer; for code the tests as JSON (docs/verifiers.md)"""
+    response: Annotated[str | None, tyro.conf.arg(metavar="TEXT", help_behavior_hint="")] = None
+    """whole response, as a model wrote it"""
+    gold_file: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
+    """read the gold answer from this file (- is standard input)"""
+    response_file: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
+    """read the response from this file (- is standard input)"""
+    verifier: Annotated[str, tyro.conf.arg(metavar="NAME")] = "math"
+    """math, number, exact_match or code"""
+    timeout_s: float = 5.0
+    """wall-clock limit of a verifier other than code"""
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """print one line: {"correct": true, "rung": .., "reason": ..}"""
+
+    def run(self, overrides: Sequence[str], command: Sequence[str]) -> int:
+        from gspo.cli.grade import grade
+
+        return grade(
+            self.gold, self.response, self.gold_file, self.response_file, self.verifier, self.timeout_s, self.json
+        )
+
+
 _COMMANDS: dict[str, type] = {
     "train": Train,
     "sft": Sft,
@@ -153,8 +242,11 @@ _COMMANDS: dict[str, type] = {
     "report": Report,
     "check": Check,
     "conformance": Conformance,
+    "grade": Grade,
+    "doctor": Doctor,
+    "verify-resume": VerifyResume,
 }
-_WITH_RECIPE = (Train, Sft, Eval, Check)
+_WITH_RECIPE = (Train, Sft, Eval, Check, VerifyResume)
 
 
 def parse(words: Sequence[str]) -> tuple[CommandLine, list[str]]:

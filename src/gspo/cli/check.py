@@ -84,8 +84,18 @@ def schedule_lines(recipe: Recipe) -> Iterator[str]:
         )
     else:
         low, high = (objective.clip_low, objective.clip_high) if objective.clip == "explicit" else bounds
-        yield f"ratio kept in 1 - {low:g} .. 1 + {high:g} ({objective.clip})"
+        yield f"{_band(objective.name, low, high)} ({objective.clip})"
     yield f"{train.num_steps * recipe.rollout.prompts_per_step * recipe.rollout.group_size:,} responses sampled"
+
+
+def _band(name: str, low: float | None, high: float | None) -> str:
+    """What the bounds keep inside, in words."""
+    if name == "gmpo":
+        return f"log ratio of a token kept in -{low:g} .. {high:g}"
+    if name == "cispo":
+        return f"weight of a token at most 1 + {high:g}"
+    root = " to the power 1 / sqrt(tokens)" if name == "fspo" else ""
+    return f"ratio kept in 1 - {low:g} .. 1 + {high:g}{root}"
 
 
 def sft_lines(recipe: Recipe) -> Iterator[str]:

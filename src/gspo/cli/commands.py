@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from gspo.config import Recipe, check_recipe, load_recipe
 from gspo.config.findings import Command
@@ -17,7 +18,18 @@ def train(path: Path, run_dir: Path | None, overrides: Sequence[str], command: S
     recipe = checked_recipe(path, overrides, "train")
     from gspo import launch
 
-    summary = launch.train(recipe, run_dir=run_dir, command=command)
+    return _to_the_end(lambda: launch.train(recipe, run_dir=run_dir, command=command))
+
+
+def resume(run_dir: Path, command: Sequence[str]) -> int:
+    """``gspo train --resume``: as :func:`train`."""
+    from gspo import launch
+
+    return _to_the_end(lambda: launch.resume(run_dir, command=command))
+
+
+def _to_the_end(run: Callable[[], dict[str, Any]]) -> int:
+    summary = run()
     _write_report(Path(summary["run_dir"]))
     print(json.dumps(summary))
     return 0

@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Final
 
 from gspo.config.batch import DEFAULT_TASK_PROMPTS, BatchPlan, plan_batch
-from gspo.config.effects import CLIPS, is_set, useless, useless_keys, value_of
+from gspo.config.effects import CLIPS, clips, is_set, useless, useless_keys, value_of
 from gspo.config.findings import Command, Finding
 from gspo.config.schema import Recipe, RewardFunction
 from gspo.config.source import toml_value
 from gspo.errors import ConfigError
-from gspo.objectives.bundle import bundle_findings
+from gspo.objectives.bundle import SEQUENCE_RATIO, TOKEN_RATIO, bundle_findings, correction_findings
 
 __all__ = ["BatchPlan", "Finding", "check_files", "check_recipe", "num_prompts", "plan_batch", "plan_recipe"]
 
-BUILT_IN_REWARDS: Final = ("exact_match", "number", "math", "task")
+BUILT_IN_REWARDS: Final = ("exact_match", "number", "math", "code", "task")
 #: Below this learning rate most AdamW steps are smaller than half the spacing of a 16-bit weight of usual size.
 _VANISHING_LEARNING_RATE: Final = 1e-4
 _DEVICE: Final = re.compile(r"(auto|cpu|(cuda|mps|xpu)(:\d+)?)")
@@ -43,6 +43,7 @@ def check_recipe(recipe: Recipe, command: Command = "train") -> list[Finding]:
         *useless_keys(recipe),
         *_reward_findings(recipe, needs_data),
         *_objective_findings(recipe),
+        *_moe_findings(recipe),
         *_batch_findings(recipe),
         *_schedule_findings(recipe),
         *_eval_findings(recipe),
@@ -167,7 +168,7 @@ def _reward_findings(recipe: Recipe, needs_data: bool) -> Iterator[Finding]:
             "error",
             "reward.functions",
             "data of a file needs a reward; add [[reward.functions]] with "
-            'name = "exact_match", "number", "math" or "module:function"',
+            'name = "exact_match", "number", "math", "code" or "module:function"',
             source,
         )
     for index, function in enumerate(functions):
@@ -177,10 +178,12 @@ def _reward_findings(recipe: Recipe, needs_data: bool) -> Iterator[Finding]:
         yield Finding("error", "reward.functions", f'"{name}" is there {names.count(name)} times; name it once')
     if functions and not any(function.weight for function in functions):
         yield Finding("error", "reward.functions", "every weight is 0, so every reward is 0; give one a weight of 1")
-    if functions and not any(name in BUILT_IN_REWARDS for name in names):
+    if functions and not recipe.reward.isolate and not any(name in BUILT_IN_REWARDS for name in names):
         for key in ("reward.timeout_s", "reward.num_workers"):
             if is_set(recipe, key):
-                yield useless(recipe, key, "without a built-in verifier in reward.functions", "reward.functions")
+                yield useless(recipe, key, "without a built-in verifier or reward.isolate", "reward.functions")
+    if all(name in BUILT_IN_REWARDS for name in names) and is_set(recipe, "reward.isolate"):
+        yield useless(recipe, "reward.isolate", "without a module:function in reward.functions", "reward.functions")
     if is_set(recipe, "reward.answer_column") and all(name == "task" for name in names) and recipe.data.task:
         yield useless(recipe, "reward.answer_column", 'where the only reward is "task"', *source)
 
@@ -204,10 +207,11 @@ def _function_findings(recipe: Recipe, key: str, function: RewardFunction) -> It
 def _objective_findings(recipe: Recipe) -> Iterator[Finding]:
     objective = recipe.objective
     related = ("objective.name", "objective.clip", *CLIPS, "objective.unit", "train.num_mini_batches")
-    explicit = objective.clip == "explicit" and objective.name != "pg"
+    explicit = objective.clip == "explicit" and clips(recipe)
     if explicit:
         for key in CLIPS:
-            if value_of(recipe, key) is None:
+            one_sided = objective.name == "cispo" and key == "objective.clip_low"
+            if value_of(recipe, key) is None and not one_sided:
                 yield Finding("error", key, 'is needed with objective.clip = "explicit"', related)
     low, high = (objective.clip_low, objective.clip_high) if explicit else (None, None)
     for severity, message in bundle_findings(
@@ -215,12 +219,47 @@ def _objective_findings(recipe: Recipe) -> Iterator[Finding]:
     ):
         key = _bundle_key(message)
         yield Finding(severity, key, message.removeprefix(f"{key.rpartition('.')[2]} = "), related)
+    correction = objective.correction
+    for severity, message in correction_findings(
+        objective.name, correction.kind, correction.low, correction.high, recipe.train.old_logprobs
+    ):
+        keys = ("objective.name", "objective.correction", "train.old_logprobs")
+        yield Finding(severity, "objective.correction.kind", message, keys)
     if objective.clip == "calibrated":
         yield from _calibration_findings(recipe)
+    if objective.name in ("dr_grpo", "minirl") and recipe.advantage.scale in ("group_std", "batch_std"):
+        yield Finding(
+            "warning",
+            "objective.name",
+            f"{objective.name} has advantages that are not divided by a standard deviation; "
+            'set advantage.scale = "none"',
+            ("advantage.scale",),
+        )
     if objective.name == "ppo":
         yield Finding(
             "warning", "objective.name", "ppo trains no critic here: every token gets its response's group advantage"
         )
+
+
+def _moe_findings(recipe: Recipe) -> Iterator[Finding]:
+    replay = recipe.moe.replay
+    if replay == "none":
+        return
+    related = ("model.tiny", "train.old_logprobs", "rollout.engine")
+    if recipe.model.tiny == "qwen3":
+        text = f'"{replay}" has no effect with model.tiny = "qwen3", which has no experts; take "qwen3_moe" or "none"'
+        yield Finding("error", "moe.replay", text, related)
+    elif replay == "r2" and recipe.train.old_logprobs != "recompute":
+        yield Finding(
+            "error",
+            "moe.replay",
+            '"r2" forces the routes that the trainer takes under the old weights, so it has to score every response '
+            'first; set train.old_logprobs = "recompute", or take "r3", the routes of the engine',
+            related,
+        )
+    elif replay == "r3" and recipe.rollout.engine == "scripted":
+        text = '"r3" forces the routes of the sampling engine, and a script has none; take "r2" or "none"'
+        yield Finding("error", "moe.replay", text, related)
 
 
 def _bundle_key(message: str) -> str:
@@ -235,12 +274,12 @@ def _bundle_key(message: str) -> str:
 
 def _calibration_findings(recipe: Recipe) -> Iterator[Finding]:
     objective = recipe.objective
-    if objective.name not in ("gspo", "gspo_token", "pg"):
+    if clips(recipe) and objective.name not in SEQUENCE_RATIO:
         yield Finding(
             "error",
             "objective.clip",
-            f'"calibrated" measures the sequence ratio, and {objective.name} has a token ratio; take "paper" or '
-            '"explicit"',
+            f'"calibrated" measures the sequence ratio, and {objective.name} has '
+            f'{"a token ratio" if objective.name in TOKEN_RATIO else "another band"}; take "paper" or "explicit"',
             ("objective.name",),
         )
     if not 0 < objective.clip_target < 1:
@@ -274,7 +313,7 @@ def _schedule_findings(recipe: Recipe) -> Iterator[Finding]:
         yield from _warmup_findings("sft", sft.warmup_steps, sft.num_steps)
         yield from _beta_findings("sft", sft.betas)
     for key, every in (("eval.every", recipe.eval.every), ("checkpoint.every", recipe.checkpoint.every)):
-        if every > train.num_steps:
+        if every > train.num_steps and is_set(recipe, key):
             text = f"{every} is more than train.num_steps = {train.num_steps}: it never comes round during the run"
             yield Finding("warning", key, text, ("train.num_steps",))
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 from gspo.config.findings import Finding
 from gspo.config.schema import DataConfig, Recipe
 from gspo.config.source import toml_value
+from gspo.objectives.bundle import PAPER_BOUNDS
 
 
 def is_set(recipe: Recipe, key: str) -> bool:
@@ -30,6 +31,11 @@ def value_of(recipe: Recipe, key: str) -> Any:
     for part in key.split("."):
         node = getattr(node, part)
     return node
+
+
+def clips(recipe: Recipe) -> bool:
+    """Whether the objective has bounds."""
+    return PAPER_BOUNDS[recipe.objective.name] is not None
 
 
 @dataclass(frozen=True)
@@ -66,10 +72,13 @@ _CONDITIONS: Final = (
         'with rollout.engine = "scripted", which decodes nothing',
         ("rollout.engine",),
     ),
+    _Condition(
+        ("reward.memory_limit_mb",), lambda r: r.reward.isolate, "without reward.isolate = true", ("reward.isolate",)
+    ),
     _Condition(("reward.audit_num_prompts",), lambda r: r.reward.audit, "with reward.audit = false", ("reward.audit",)),
     _Condition(
         CLIPS,
-        lambda r: r.objective.clip == "explicit" or r.objective.name == "pg",
+        lambda r: r.objective.clip == "explicit" or not clips(r),
         'unless objective.clip = "explicit"',
         ("objective.clip", "objective.name"),
     ),
@@ -78,6 +87,42 @@ _CONDITIONS: Final = (
         lambda r: r.objective.name != "pg",
         'with objective.name = "pg", which does not clip',
         ("objective.name",),
+    ),
+    _Condition(
+        ("objective.clip", *CLIPS),
+        lambda r: r.objective.name != "sapo",
+        'with objective.name = "sapo", which has temperatures in place of a clip',
+        ("objective.name",),
+    ),
+    _Condition(
+        ("objective.tau_positive", "objective.tau_negative"),
+        lambda r: r.objective.name == "sapo",
+        'unless objective.name = "sapo"',
+        ("objective.name",),
+    ),
+    _Condition(
+        ("objective.length_divisor",),
+        lambda r: r.objective.name == "dr_grpo",
+        'unless objective.name = "dr_grpo"',
+        ("objective.name",),
+    ),
+    _Condition(
+        ("objective.correction.low",),
+        lambda r: r.objective.correction.kind in ("icepop", "seq_geo", "seq_prod"),
+        'unless objective.correction.kind is "icepop", "seq_geo" or "seq_prod"',
+        ("objective.correction.kind",),
+    ),
+    _Condition(
+        ("objective.correction.high",),
+        lambda r: r.objective.correction.kind != "none",
+        'with objective.correction.kind = "none"; set that too',
+        ("objective.correction.kind",),
+    ),
+    _Condition(
+        ("moe.metrics",),
+        lambda r: r.model.tiny != "qwen3",
+        'with model.tiny = "qwen3", which has no experts',
+        ("model.tiny",),
     ),
     _Condition(
         ("objective.clip_target", "objective.calibration_steps"),
@@ -116,10 +161,22 @@ _CONDITIONS: Final = (
         ("train.groups_without_signal",),
     ),
     _Condition(
-        ("checkpoint.keep_last",),
+        ("checkpoint.keep_last", "checkpoint.keep_best"),
         lambda r: r.checkpoint.every > 0,
         "with checkpoint.every = 0, which saves one checkpoint; set that above 0",
         ("checkpoint.every",),
+    ),
+    _Condition(
+        ("checkpoint.keep_best",),
+        lambda r: r.eval.every > 0 and (r.data.eval is not None or r.data.task is not None),
+        "without evaluations during the run; set eval.every above 0 and give [data.eval] prompts",
+        ("eval.every", "data.eval"),
+    ),
+    _Condition(
+        ("guard.max_non_finite",),
+        lambda r: r.guard.non_finite == "skip",
+        'unless guard.non_finite = "skip"',
+        ("guard.non_finite",),
     ),
     _Condition(
         ("sft.task_options", "sft.num_pairs"),

@@ -19,6 +19,7 @@ from pydantic_core import ErrorDetails
 from gspo.config.check import check_files, check_recipe
 from gspo.config.findings import Command, Finding
 from gspo.config.keys import admits_text, flat_types, guess_key, guess_section, recipe_keys, recipe_sections
+from gspo.config.presets import apply_preset
 from gspo.config.schema import Recipe
 from gspo.config.source import Source, read_source, recipe_text, toml_value
 from gspo.errors import ConfigError
@@ -84,7 +85,7 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = (), command: Comman
         overridden.add(known)
         _set_value(tree, known, text, faults)
     place = _Places(source, frozenset(overridden))
-    faults.copied |= _inherit_eval(tree)
+    faults.copied |= apply_preset(tree) | _inherit_eval(tree)
     recipe = _validate(tree, place, faults)
     if recipe is not None:
         for finding in (*check_recipe(recipe, command), *check_files(recipe)):

@@ -29,6 +29,9 @@ class RunConfig(Section):
     seed: NonNegative = Field(0, description="every random stream is derived from it")
     device: str = Field("auto", description='"auto", "cpu", "cuda", "cuda:1", ...')
     num_threads: NonNegative = Field(0, description="CPU threads of torch; 0 leaves torch's own choice")
+    preset: Literal["paper", "paper_5_4", "modern"] | None = Field(
+        None, description="fills in what the recipe leaves open; see docs/algorithms/presets.md"
+    )
 
 
 class ModelConfig(Section):
@@ -89,7 +92,7 @@ class RolloutConfig(Section):
 class RewardFunction(Section):
     """[[reward.functions]]: one term of the reward."""
 
-    name: str = Field(description='built in ("exact_match", "number", "math", "task") or "module:function"')
+    name: str = Field(description='built in ("exact_match", "number", "math", "code", "task") or "module:function"')
     weight: float = Field(1.0, allow_inf_nan=False, description="factor in the sum")
     kind: Literal["trl", "verl"] = Field("trl", description="signature of a module:function")
     options: dict[str, Any] = Field(default_factory=dict, description="keyword arguments for the function")
@@ -99,17 +102,45 @@ class RewardConfig(Section):
     """[reward]: how responses are scored."""
 
     functions: tuple[RewardFunction, ...] = Field((), description='default: "task" for generated tasks')
-    timeout_s: PositiveFloat = Field(5.0, description="wall-clock limit of one verdict of a built-in verifier")
+    timeout_s: PositiveFloat = Field(5.0, description="wall-clock limit of one verdict in a killable process")
     num_workers: Positive = Field(2, description="killable verifier processes")
+    isolate: bool = Field(
+        False, description="module:function rewards run in killable processes too, response by response"
+    )
+    memory_limit_mb: Positive = Field(4096, description="isolate: address space of one process")
     answer_column: str = Field("answer", description="column with the gold answer")
     audit: bool = Field(True, description="score gold, empty and junk answers before the first step")
     audit_num_prompts: Positive = Field(16, description="prompts that the audit looks at")
 
 
+class CorrectionConfig(Section):
+    """[objective.correction]: for data of another engine or of older weights (docs/algorithms/correction.md)."""
+
+    kind: Literal["none", "tis", "icepop", "seq_geo", "seq_prod", "negative_mask"] = Field(
+        "none", description="how tokens or responses are weighed by old / engine; one correction at a time"
+    )
+    low: PositiveFloat | None = Field(None, description="lower bound; default by kind")
+    high: PositiveFloat | None = Field(None, description="upper bound; default by kind")
+
+
 class ObjectiveConfig(Section):
     """[objective]: ratio, bounds and unit are one bundle; what the name does not have is refused."""
 
-    name: Literal["gspo", "gspo_token", "grpo", "ppo", "pg"] = Field("gspo", description="see docs/algorithms/")
+    name: Literal[
+        "gspo",
+        "gspo_token",
+        "grpo",
+        "ppo",
+        "dapo",
+        "dr_grpo",
+        "cispo",
+        "gmpo",
+        "luspo",
+        "fspo",
+        "minirl",
+        "sapo",
+        "pg",
+    ] = Field("gspo", description="see docs/algorithms/")
     clip: Literal["paper", "calibrated", "explicit"] = Field(
         "paper", description="where the bounds come from; explicit needs clip_low and clip_high"
     )
@@ -122,6 +153,23 @@ class ObjectiveConfig(Section):
     calibration_steps: Positive = Field(5, description="calibrated: steps measured before the bounds freeze")
     kl_coefficient: NonNegativeFloat = Field(0.0, description="weight of KL(policy || reference) in the loss")
     kl_estimator: Literal["k1", "k2", "k3"] = Field("k3", description="see docs/algorithms/kl.md")
+    tau_positive: PositiveFloat = Field(1.0, description="sapo: temperature of the gate where the advantage is above 0")
+    tau_negative: PositiveFloat = Field(1.05, description="sapo: the same, below 0")
+    length_divisor: Positive | None = Field(
+        None, description="dr_grpo: constant that a response is divided by; default rollout.max_new_tokens"
+    )
+    correction: CorrectionConfig = CorrectionConfig()  # type: ignore[call-arg]
+
+
+class MoeConfig(Section):
+    """[moe]: routing of a mixture of experts (docs/moe.md)."""
+
+    replay: Literal["none", "r2", "r3"] = Field(
+        "none", description="experts forced in the updates: r2 those of the trainer's old weights, r3 the engine's"
+    )
+    metrics: Literal["none", "drift", "all"] = Field(
+        "drift", description="what is measured of the routing; all: the router shift too, which takes memory"
+    )
 
 
 class AdvantageConfig(Section):
@@ -176,8 +224,21 @@ class EvalConfig(Section):
 class CheckpointConfig(Section):
     """[checkpoint]: Hugging Face directories inside the run directory."""
 
-    every: NonNegative = Field(0, description="steps between checkpoints; 0: only the last")
-    keep_last: Positive = Field(2, description="checkpoints kept")
+    every: NonNegative = Field(10, description="steps between checkpoints; 0: only the last")
+    keep_last: Positive = Field(2, description="newest checkpoints kept")
+    keep_best: NonNegative = Field(0, description="checkpoints of highest held-out pass@1 kept besides")
+
+
+class GuardConfig(Section):
+    """[guard]: what is done about numbers that are not finite and about runs that collapse (docs/reliability.md)."""
+
+    non_finite: Literal["stop", "skip"] = Field(
+        "skip", description="skip: leave the response out or the update undone, say so and count it"
+    )
+    max_non_finite: Positive = Field(3, description="skip: updates undone in a row that end the run")
+    reaction: Literal["off", "warn", "stop"] = Field(
+        "warn", description="to a detector of collapse; stop: after the step, with a checkpoint"
+    )
 
 
 class SftConfig(Section):
@@ -212,8 +273,10 @@ class Recipe(Section):
     rollout: RolloutConfig = RolloutConfig()  # type: ignore[call-arg]
     reward: RewardConfig = RewardConfig()  # type: ignore[call-arg]
     objective: ObjectiveConfig = ObjectiveConfig()  # type: ignore[call-arg]
+    moe: MoeConfig = MoeConfig()  # type: ignore[call-arg]
     advantage: AdvantageConfig = AdvantageConfig()  # type: ignore[call-arg]
     train: TrainConfig = TrainConfig()  # type: ignore[call-arg]
     eval: EvalConfig = EvalConfig()  # type: ignore[call-arg]
     checkpoint: CheckpointConfig = CheckpointConfig()  # type: ignore[call-arg]
+    guard: GuardConfig = GuardConfig()  # type: ignore[call-arg]
     sft: SftConfig | None = None

@@ -111,4 +111,5 @@ def _rollout(completion: Completion, text: str, score: Score) -> Rollout:
         stop_reason=completion.stop_reason,
         policy_version=completion.policy_version,
         score=score,
+        routing=completion.routing,
     )

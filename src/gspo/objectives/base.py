@@ -116,6 +116,23 @@ def require_finite(name: str, selected: Tensor) -> None:
     )
 
 
+def require_one_advantage_per_row(terms: Terms) -> None:
+    """Refuses advantages that differ between the tokens of a response.
+
+    Raises:
+        ValueError: names the row and its range.
+    """
+    highest = terms.advantages.masked_fill(~terms.mask, -torch.inf).amax(dim=-1)
+    lowest = terms.advantages.masked_fill(~terms.mask, torch.inf).amin(dim=-1)
+    differs = (terms.lengths > 0) & (highest != lowest)
+    if differs.any():
+        row = int(torch.nonzero(differs)[0])
+        raise ValueError(
+            f"the advantages of row {row} differ between its tokens ({lowest[row].item():g} to "
+            f"{highest[row].item():g}); the objective has one per response: pass (N,) advantages or use GSPOToken"
+        )
+
+
 def _check_shapes(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, response_mask: Tensor) -> None:
     if logprobs.dim() != 2:
         raise ValueError(f"logprobs has shape {tuple(logprobs.shape)}; it must be (N, T), one row per response")

@@ -37,24 +37,34 @@ def check_bounds(clip_low: float, clip_high: float) -> None:
             raise ConfigError(f"{name} = {value} is not a bound; it must be 0 or more")
 
 
-def clipped_surrogate(terms: Terms, log_ratio: Tensor, clip_low: float, clip_high: float) -> Clipped:
+def clipped_surrogate(
+    terms: Terms, log_ratio: Tensor, clip_low: float, clip_high: float, band_scale: Tensor | None = None
+) -> Clipped:
     """Equation (5) or (13) of arXiv 2507.18071 before any mean.
 
     Args:
         terms: checked inputs.
         log_ratio: (N, 1) for a sequence ratio or (N, T) for token ratios, detached.
         clip_low, clip_high: distance of the bounds from 1.
+        band_scale: (N, 1), each row's log bounds are divided by it; None is 1.
 
     The ratio's value is exp(log_ratio) bounded at e^10; its gradient is that value times grad log pi, so the bound caps
     the weight of a token and never removes it. A cut token is a constant: its gradient is exactly 0.
     """
-    low, high = cut_sides(log_ratio, terms.advantages, clip_low, clip_high)
+    scaled = log_ratio if band_scale is None else log_ratio * band_scale
+    low, high = cut_sides(scaled, terms.advantages, clip_low, clip_high)
     ratio = attach_gradient(bounded_exp(log_ratio), terms.logprobs)
     free = ratio * terms.advantages
     # Finite stand-ins for bounds that never cut keep inf out of the unselected branch.
-    at_low = (1 - clip_low if math.isfinite(clip_low) else 0.0) * terms.advantages
-    at_high = (1 + clip_high if math.isfinite(clip_high) else 0.0) * terms.advantages
+    lower = 1 - clip_low if math.isfinite(clip_low) else 0.0
+    upper = 1 + clip_high if math.isfinite(clip_high) else 0.0
+    at_low, at_high = (_at_bound(bound, band_scale) * terms.advantages for bound in (lower, upper))
     return Clipped(torch.where(high, at_high, torch.where(low, at_low, free)), low, high)
+
+
+def _at_bound(bound: float, band_scale: Tensor | None) -> float | Tensor:
+    """The ratio at a bound: bound ** (1 / band_scale); a bound that is not above 0 is never reached."""
+    return bound if band_scale is None else max(bound, 0.0) ** (1 / band_scale)
 
 
 def cut_sides(log_ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from gspo.objectives.base import Terms, check_terms
+from gspo.objectives.base import Terms, check_terms, require_one_advantage_per_row
 from gspo.objectives.clipping import Clipped, check_bounds, clipped_surrogate
 from gspo.objectives.metrics import objective_metrics
 from gspo.objectives.ratios import mean_log_ratio
@@ -83,17 +83,5 @@ class GSPO(GSPOToken):
     def _terms(self, logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, response_mask: Tensor) -> Terms:
         terms = check_terms(logprobs, old_logprobs, advantages, response_mask)
         if advantages.dim() == 2:
-            _require_one_advantage_per_row(terms)
+            require_one_advantage_per_row(terms)
         return terms
-
-
-def _require_one_advantage_per_row(terms: Terms) -> None:
-    highest = terms.advantages.masked_fill(~terms.mask, -torch.inf).amax(dim=-1)
-    lowest = terms.advantages.masked_fill(~terms.mask, torch.inf).amin(dim=-1)
-    differs = (terms.lengths > 0) & (highest != lowest)
-    if differs.any():
-        row = int(torch.nonzero(differs)[0])
-        raise ValueError(
-            f"the advantages of row {row} differ between its tokens ({lowest[row].item():g} to "
-            f"{highest[row].item():g}); GSPO has one per response: pass (N,) advantages or use GSPOToken"
-        )

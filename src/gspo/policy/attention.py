@@ -18,9 +18,13 @@ from gspo.policy.packed_attention import make_plan, plan_to
 
 if TYPE_CHECKING:
     from gspo.policy.causal_lm import CausalPolicy
+    from gspo.policy.moe.replay import RoutingPass
 
 #: Name in transformers' registry.
 ATTENTION = "gspo_plan"
+
+#: Keyword by which the routing of a forward travels; see policy/moe/replay.py.
+ROUTING = "expert_routing"
 
 #: What some families put into attention besides queries and keys; a plan knows none of it.
 UNSUPPORTED = ("softcap", "s_aux", "position_bias", "indices", "head_mask")
@@ -72,19 +76,28 @@ def plan_attention(
     return attention_plan.attend(int(module.layer_idx), query, key, value, scale, sliding_window), None  # type: ignore[arg-type]
 
 
-def hidden_states(base: nn.Module, input_ids: Tensor, position_ids: Tensor, plan: AttentionPlan) -> Tensor:
+def hidden_states(
+    base: nn.Module,
+    input_ids: Tensor,
+    position_ids: Tensor,
+    plan: AttentionPlan,
+    routing: RoutingPass | None = None,
+) -> Tensor:
     """Last hidden states (b, t, H) of ids (b, t) at their positions (b, t), attending as the plan says.
 
     The plan travels as a keyword. The 4-D mask is a placeholder: transformers hands a 4-D mask through untouched
     instead of building one of (t, t), and the plan does not read it.
+    routing: what the routers of a mixture of experts shall do; it travels as a keyword too (``policy/moe/replay.py``).
     """
     placeholder = torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=input_ids.device)
+    extra = {} if routing is None else {ROUTING: routing}
     output = base(
         input_ids=input_ids,
         attention_mask=placeholder,
         position_ids=position_ids,
         use_cache=False,
         attention_plan=plan,
+        **extra,
     )
     return output.last_hidden_state
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from gspo.errors import DataError, ModelError
 from gspo.policy.attention import ATTENTION, hidden_states, probe_packing, register_attention
+from gspo.policy.fused import fuse_modules
 from gspo.policy.packed_attention import make_plan, plan_to
 from gspo.policy.projection import LogitHead, head_of
 from gspo.policy.tiny import tiny_model
@@ -122,6 +123,7 @@ def prepare_policy(
         raise ModelError(f"{type(model).__name__} cannot take another attention function: {error}") from error
     choose_experts(model)
     remove_dropout(model)
+    fuse_modules(model)
     if gradient_checkpointing:
         _recompute_activations(model)
     model.train()

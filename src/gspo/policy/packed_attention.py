@@ -1,13 +1,13 @@
 """Exact attention over one packed row of prompts and responses, without attention across sequences.
 
-The row holds, for every prompt, the prompt and then its responses::
+The row holds the prompts and then, in the same order, the responses to each::
 
-    [prompt 0][response 0.0][response 0.1][prompt 1][response 1.0] ...
+    [prompt 0][prompt 1] ... [response 0.0][response 0.1][response 1.0] ...
 
 Prompts and responses are *segments*: each attends causally to itself. Responses also attend to the whole of
 their prompt, whose keys are computed once for the group; the two parts are joined by their log-sum-exp
 (``kernels.py``). Segments of similar length are computed together in a bucket: right padding is never seen by a
-real query of a causal segment, so no mask is built.
+real query of a causal segment, so no mask is built. Segments of equal length that lie side by side are read in place.
 """
 
 from __future__ import annotations
@@ -48,6 +48,16 @@ class Bucket:
         else:
             target.index_copy_(0, self.rows[self.real], value[self.real])
 
+    def add(self, target: Tensor, value: Tensor) -> None:
+        """Adds (n, H, t, ...) to the bucket's places of (S, H, ...); padding adds nothing."""
+        value = value.transpose(1, 2)
+        if self.span:
+            target[self.span[0] : self.span[1]].unflatten(0, self.shape).add_(value)
+        elif self.real is None:
+            target.index_add_(0, self.rows, value.flatten(0, 1))
+        else:
+            target.index_add_(0, self.rows[self.real], value.flatten(0, 1)[self.real])
+
     def gather_grad(self, grad: Tensor) -> Tensor:
         """As gather, with zeros on padding: a padded query must give no gradient."""
         if self.real is None:
@@ -66,11 +76,19 @@ class SharedPrompt:
 
 
 @dataclass(frozen=True, eq=False)
+class SharedBucket:
+    """Several shared prompts of one length, each with the stretch of its responses, computed together."""
+
+    queries: Bucket  # (n, t), one stretch per prompt, padded where the stretches differ
+    keys: Bucket  # (n, p), never padded
+
+
+@dataclass(frozen=True, eq=False)
 class PackedPlan:
     """How a packed row of S tokens attends; built once, used by every layer."""
 
     buckets: tuple[Bucket, ...]
-    shared: tuple[SharedPrompt, ...]
+    shared: tuple[SharedBucket, ...]
     positions: Tensor  # (S,) int64
     longest: int  # largest position + 1
 
@@ -88,10 +106,10 @@ class PackedPlan:
         positions = self.positions[bucket.rows].view(bucket.shape)
         return BlockRule(scale, True, window, positions, positions)
 
-    def shared_rule(self, part: SharedPrompt, scale: float, window: int | None) -> BlockRule:
+    def shared_rule(self, part: SharedBucket, scale: float, window: int | None) -> BlockRule:
         if window is None:
             return BlockRule(scale, causal=False)
-        queries, keys = self.positions[slice(*part.queries)][None], self.positions[slice(*part.keys)][None]
+        queries, keys = (self.positions[bucket.rows].view(bucket.shape) for bucket in (part.queries, part.keys))
         return BlockRule(scale, False, window, queries, keys)
 
 
@@ -111,10 +129,9 @@ class PackedAttention(torch.autograd.Function):
             bucket.put(out, bucket_out)
             bucket.put(lse, bucket_lse.to(lse_dtype))
         for shared in plan.shared:
-            block_out, block_lse = forward_block(
-                *_stretches(shared, query, key, value), plan.shared_rule(shared, scale, window)
-            )
-            _join(out, lse, slice(*shared.queries), block_out[0].transpose(0, 1), block_lse[0].transpose(0, 1))
+            q, k, v = shared.queries.gather(query), shared.keys.gather(key), shared.keys.gather(value)
+            block_out, block_lse = forward_block(q, k, v, plan.shared_rule(shared, scale, window))
+            _join(out, lse, shared.queries, block_out, block_lse)
         ctx.save_for_backward(query, key, value, out, lse)
         ctx.plan, ctx.scale, ctx.window = plan, scale, window
         return out
@@ -132,34 +149,23 @@ class PackedAttention(torch.autograd.Function):
             for target, block in zip((dq, dk, dv), blocks, strict=True):
                 bucket.put(target, block)
         for shared in plan.shared:
-            queries, keys = slice(*shared.queries), slice(*shared.keys)
+            q, o, log_sum = (shared.queries.gather(tensor) for tensor in (query, out, lse))
+            k, v = shared.keys.gather(key), shared.keys.gather(value)
             rule = plan.shared_rule(shared, ctx.scale, ctx.window)
-            tensors = (*_stretches(shared, query, key, value), _head_major(out[queries]), _head_major(lse[queries]))
-            block_q, block_k, block_v = backward_block(_head_major(grad[queries]), *tensors, rule)
-            dq[queries] += block_q[0].transpose(0, 1)
-            dk[keys] += block_k[0].transpose(0, 1)
-            dv[keys] += block_v[0].transpose(0, 1)
+            block_q, *block_kv = backward_block(shared.queries.gather_grad(grad), q, k, v, o, log_sum, rule)
+            shared.queries.add(dq, block_q)
+            for target, block in zip((dk, dv), block_kv, strict=True):
+                shared.keys.add(target, block)
         return dq, dk, dv, None, None, None
 
 
-def _head_major(tensor: Tensor) -> Tensor:
-    """(t, H, ...) -> (1, H, t, ...)."""
-    return tensor.transpose(0, 1)[None]
-
-
-def _stretches(shared: SharedPrompt, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    keys = slice(*shared.keys)
-    return _head_major(query[slice(*shared.queries)]), _head_major(key[keys]), _head_major(value[keys])
-
-
-def _join(out: Tensor, lse: Tensor, rows: slice, block_out: Tensor, block_lse: Tensor) -> None:
+def _join(out: Tensor, lse: Tensor, bucket: Bucket, block_out: Tensor, block_lse: Tensor) -> None:
     """Joins a second block into out and lse in place."""
-    old = lse[rows]
+    old = bucket.gather(lse)
     joined = torch.logaddexp(old, block_lse.to(old.dtype))
-    out[rows] = (
-        out[rows] * torch.exp(old - joined)[..., None] + block_out * torch.exp(block_lse - joined)[..., None]
-    ).to(out.dtype)
-    lse[rows] = joined
+    first, second = torch.exp(old - joined)[..., None], torch.exp(block_lse - joined)[..., None]
+    bucket.put(out, torch.addcmul(bucket.gather(out) * first, block_out, second).to(out.dtype))
+    bucket.put(lse, joined)
 
 
 def make_plan(segments: Sequence[tuple[int, int]], shared: Sequence[SharedPrompt], positions: Tensor) -> PackedPlan:
@@ -179,20 +185,48 @@ def make_plan(segments: Sequence[tuple[int, int]], shared: Sequence[SharedPrompt
     if group:
         buckets.append(_bucket(group))
     longest = int(positions.max()) + 1 if positions.numel() else 0
-    return PackedPlan(tuple(buckets), tuple(shared), positions, longest)
+    return PackedPlan(tuple(buckets), _shared_buckets(shared), positions, longest)
+
+
+def _shared_buckets(shared: Sequence[SharedPrompt]) -> tuple[SharedBucket, ...]:
+    """Prompts of equal length whose responses take up about as much together."""
+
+    def lengths(part: SharedPrompt) -> tuple[int, int]:
+        return part.keys[1] - part.keys[0], part.queries[1] - part.queries[0]
+
+    groups: list[list[SharedPrompt]] = []
+    for part in sorted(shared, key=lengths):
+        num_keys, num_queries = lengths(part)
+        first = lengths(groups[-1][0]) if groups else (0, 0)
+        if first[0] == num_keys and num_queries <= 1.25 * first[1] + 8:
+            groups[-1].append(part)
+        else:
+            groups.append([part])
+    buckets = []
+    for group in groups:
+        group.sort(key=lambda part: part.queries)
+        queries = _bucket([(part.queries[0], part.queries[1] - part.queries[0]) for part in group])
+        keys = _bucket([(part.keys[0], part.keys[1] - part.keys[0]) for part in group])
+        buckets.append(SharedBucket(queries, keys))
+    return tuple(buckets)
 
 
 def plan_to(plan: PackedPlan, device: torch.device) -> PackedPlan:
     """The same plan with its indices on another device."""
     if plan.positions.device == device:
         return plan
-    buckets = tuple(
-        replace(b, rows=b.rows.to(device), real=None if b.real is None else b.real.to(device)) for b in plan.buckets
-    )
-    return replace(plan, buckets=buckets, positions=plan.positions.to(device))
+    buckets = tuple(_bucket_to(bucket, device) for bucket in plan.buckets)
+    shared = tuple(SharedBucket(_bucket_to(s.queries, device), _bucket_to(s.keys, device)) for s in plan.shared)
+    return replace(plan, buckets=buckets, shared=shared, positions=plan.positions.to(device))
+
+
+def _bucket_to(bucket: Bucket, device: torch.device) -> Bucket:
+    real = None if bucket.real is None else bucket.real.to(device)
+    return replace(bucket, rows=bucket.rows.to(device), real=real)
 
 
 def _bucket(group: list[tuple[int, int]]) -> Bucket:
+    """Of (start, length); in the order of their starts, so that neighbours become one stretch."""
     group = sorted(group)
     starts = torch.tensor([start for start, _ in group])
     lengths = torch.tensor([length for _, length in group])

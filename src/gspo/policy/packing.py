@@ -80,24 +80,27 @@ class _Layout:
 
 def _lay_out(order: list[int], index: list[int], lengths: list[int], prompt_lengths: list[int], share: bool) -> _Layout:
     layout = _Layout(0, [], [0] * len(order), [0] * len(order), [], [])
-    prompt, prompt_start, responses_start = -1, 0, 0
+    prompt_of: list[tuple[int, int]] = []  # by place in order, the stretch of the prompt in the row
+    prompt = -1
     for sequence in order:
         if index[sequence] != prompt or not share:
             prompt = index[sequence]
             if not prompt_lengths[prompt]:
                 raise DataError(f"prompt {prompt} of a batch has no tokens; nothing predicts the first response token")
-            prompt_start, responses_start = layout.size, layout.size + prompt_lengths[prompt]
-            layout.prompt_starts.append((prompt_start, prompt))
-            layout.segments.append((prompt_start, prompt_lengths[prompt]))
-            layout.size = responses_start
+            layout.prompt_starts.append((layout.size, prompt))
+            layout.segments.append((layout.size, prompt_lengths[prompt]))
+            layout.size += prompt_lengths[prompt]
+        prompt_of.append((layout.size - prompt_lengths[prompt], layout.size))
+    for sequence, keys in zip(order, prompt_of, strict=True):
         length = max(lengths[sequence] - 1, 0)
-        layout.prompt_ends[sequence] = responses_start
-        layout.response_starts[sequence] = layout.size
+        start = layout.size
+        layout.prompt_ends[sequence] = keys[1]
+        layout.response_starts[sequence] = start
         if not length:
             continue
-        layout.segments.append((layout.size, length))
+        layout.segments.append((start, length))
         layout.size += length
-        if layout.shared and layout.shared[-1].keys == (prompt_start, responses_start):
-            layout.shared.pop()
-        layout.shared.append(SharedPrompt((responses_start, layout.size), (prompt_start, responses_start)))
+        if layout.shared and layout.shared[-1].keys == keys:
+            start = layout.shared.pop().queries[0]
+        layout.shared.append(SharedPrompt((start, layout.size), keys))
     return layout

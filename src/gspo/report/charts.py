@@ -20,6 +20,7 @@ from gspo.report.traces import (
     band,
     bound_lines,
     confidence_text,
+    drift_map,
     evaluation_traces,
     key_entries,
     kind_lines,
@@ -51,7 +52,7 @@ class Chart:
     layout: dict[str, Any] = field(default_factory=dict)
 
     def key(self) -> list[KeyEntry]:
-        return key_entries(self.traces)
+        return key_entries([trace for trace in self.traces if trace["type"] != "heatmap"])
 
     def figure(self) -> dict[str, Any]:
         """Plotly's traces and layout."""
@@ -74,6 +75,7 @@ def all_charts(runs: Sequence[RunData]) -> list[Chart]:
         log_ratio_band,
         clip_by_mini_batch,
         divergence,
+        routing_drift,
         lengths,
         shares,
         gradient_norm,
@@ -219,6 +221,31 @@ def divergence(runs: Sequence[RunData]) -> Chart:
         STEP,
         "nats per token",
         "log",
+    )
+
+
+def routing_drift(runs: Sequence[RunData]) -> Chart:
+    """One run: layer by update index; several: the mean over layers by update index."""
+    traces: list[Trace] = []
+    layers = runs[0].metric_names("moe/drift/") if len(runs) == 1 else []
+    if layers:
+        curves = [runs[0].mini_batch_curve(layer) for layer in layers]
+        traces.append(drift_map([layer.rpartition("_")[2].lstrip("0") or "0" for layer in layers], curves))
+    else:
+        for index, run in enumerate(runs):
+            curve = run.mini_batch_curve("moe/drift")
+            traces += line(curve, style_of(runs, index, 0, "mean over layers"), mode="lines+markers")
+    return Chart(
+        "routing_drift",
+        "Trust region",
+        "Experts change with every update, layer by layer",
+        "Share of chosen experts that the recorded routes do not have, mean over the run. Under replay it is what "
+        "the router would have chosen.",
+        traces,
+        "updates since the responses were sampled",
+        "layer with a router" if layers else "share of experts changed",
+        "linear" if layers else "fraction",
+        {"xaxis": {"dtick": 1}, "yaxis": {"type": "category"}} if layers else {"xaxis": {"dtick": 1}},
     )
 
 

@@ -13,7 +13,7 @@ from gspo.errors import RunDirectoryError
 from gspo.events import EventLog, RunDirectory, read_event_log
 
 #: Objectives that compare the ratio of a whole response with the bounds.
-SEQUENCE_OBJECTIVES = ("gspo", "gspo_token")
+SEQUENCE_OBJECTIVES = ("gspo", "gspo_token", "luspo")
 
 Event = dict[str, Any]
 
@@ -93,6 +93,12 @@ class RunData:
                 found.setdefault(int(event["mini_batch"]), []).append(value)
         order = sorted(found)
         return Curve([float(i) for i in order], [sum(found[i]) / len(found[i]) for i in order])
+
+    def metric_names(self, prefix: str) -> list[str]:
+        """Names of update metrics that start like this, sorted."""
+        return sorted(
+            {name for event in self.of_type("update") for name in event["metrics"] if name.startswith(prefix)}
+        )
 
     def evaluations(self) -> dict[str, list[Event]]:
         """Evaluation events by name, each list in the order of time."""

@@ -222,6 +222,7 @@ def step_line(event: Event, num_steps: int | None = None, seconds_left: float | 
         f"length {_number(metrics.get('length/mean'), 1)}",
         f"truncated {_share(metrics.get('truncated_fraction'))}",
         f"no signal {_of(metrics, 'groups/constant', 'groups/total')}",
+        f"drift {_share(metrics['moe/drift'])}" if "moe/drift" in metrics else "",
         f"{total:.1f} s" if total is not None else "",
         f"left {duration_text(seconds_left)}" if seconds_left is not None else "",
     ]
@@ -247,6 +248,10 @@ def step_table(event: Event, start: Event) -> Table:
         ("unscored", _number(metrics.get("reward/unscored"), 0)),
         ("seconds", f"{seconds}  total {_number(event['seconds'].get('total'), 2)}"),
     ]
+    if "moe/drift" in metrics:
+        engine = f"   from the engine {_share(metrics.get('moe/engine_drift'))}"
+        load = f"busiest {_number(metrics.get('moe/load_max'), 1)} even shares"
+        rows += [("drift", f"{_share(metrics['moe/drift'])} of experts{engine}"), ("load", load)]
     table = Table.grid(padding=(0, 2))
     for _ in range(2):
         table.add_column(style="dim", no_wrap=True)

@@ -233,6 +233,24 @@ def shade(low: float, high: float) -> dict[str, Any]:
     }
 
 
+def drift_map(layers: Sequence[str], curves: Sequence[Curve]) -> Trace:
+    """Rows are layers, columns update indices, colours shares."""
+    columns = sorted({x for curve in curves for x in curve.x})
+    rows = [dict(zip(curve.x, curve.y, strict=True)) for curve in curves]
+    return {
+        "type": "heatmap",
+        "name": "drift",
+        "x": columns,
+        "y": list(layers),
+        "z": [[row.get(column) for column in columns] for row in rows],
+        "zmin": 0,
+        "colorscale": [[0, "#eef2fb"], [0.5, COLOURS[0]], [1, "#1b2a4f"]],
+        "colorbar": {"tickformat": ".0~%", "thickness": 12},
+        "hovertemplate": "layer %{y}, update %{x}: %{z:.1%}<extra></extra>",
+        "meta": {"run": None, "kind": "drift"},
+    }
+
+
 def axis(scale: Scale, traces: Sequence[Trace]) -> dict[str, Any]:
     """Axis options; a log axis only where the values span more than a factor of 20."""
     values = [y for trace in traces for y in trace.get("y", ()) if isinstance(y, float) and y > 0]

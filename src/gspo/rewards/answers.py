@@ -351,7 +351,7 @@ def equal(gold: Answer, prediction: Answer) -> bool:
         UnreadableError: a value has a form that cannot be computed.
     """
     if gold.variable and prediction.variable and _squeeze(gold.variable) != _squeeze(prediction.variable):
-        return False
+        return _solved_for_another(gold) and _solved_for_another(prediction) and _equal_equations(gold, prediction)
     if isinstance(gold, Equation) or isinstance(prediction, Equation):
         return _equal_equations(gold, prediction)
     if isinstance(gold, Leaf) and isinstance(prediction, Leaf):
@@ -359,6 +359,11 @@ def equal(gold: Answer, prediction: Answer) -> bool:
     if isinstance(gold, Group) and isinstance(prediction, Group):
         return _equal_groups(gold, prediction)
     return False
+
+
+def _solved_for_another(answer: Answer) -> bool:
+    """Whether it is an equation between variables, such as ``x = y + 1``, and not the value of one."""
+    return isinstance(answer, Leaf) and answer.expr is not None and bool(evaluation.symbols(answer.expr))
 
 
 def _equal_leaves(gold: Leaf, prediction: Leaf) -> bool:

@@ -16,6 +16,8 @@ from gspo.types import Prompt, Score
 
 JUNK = ("I don't know.", ".", "0 1 2 3 4 5 6 7 8 9 10", "\\boxed{}", "The answer is the answer.")
 GOLD_FORMS = ("{}", "\\boxed{{{}}}", "#### {}", "<answer>{}</answer>", "Answer: {}")
+#: Of a program.
+PROGRAM_FORMS = ("```python\n{}\n```", "{}")
 MAX_NAMED = 3
 
 
@@ -66,23 +68,34 @@ def audit(
     Raises:
         RewardError: a reward function raised or returned something that is not one value per completion.
     """
-    cases = [_Case(prompt, _gold(prompt, answer_column)) for prompt in prompts[:num_prompts]]
-    _score(cases, reward_set)
+    program_column = _program_column(reward_set)
+    column, forms = (answer_column, GOLD_FORMS) if program_column is None else (program_column, PROGRAM_FORMS)
+    cases = [_Case(p, _gold(p, column, program_column is not None)) for p in prompts[:num_prompts]]
+    _score(cases, reward_set, forms)
     with_gold = [case for case in cases if case.gold is not None]
     findings = [*_unscored(cases), *_below_top(with_gold)]
     findings += _constant(cases) or [*_junk_findings(with_gold), *_swapped_findings(with_gold)]
     notes = []
     if len(with_gold) < len(cases):
         notes.append(
-            f"{len(cases) - len(with_gold)} of {len(cases)} prompts have no gold answer in column {answer_column!r}: "
+            f"{len(cases) - len(with_gold)} of {len(cases)} prompts have no gold answer in column {column!r}: "
             "whether gold answers are rewarded was not checked there"
         )
     num_scored = sum(len(case.scores) for case in cases)
     return AuditReport(len(cases), num_scored, tuple(findings), tuple(notes))
 
 
-def _gold(prompt: Prompt, answer_column: str) -> str | None:
+def _program_column(reward_set: RewardSet) -> str | None:
+    """The column with a right program, where a reward runs programs: there the answer column holds tests."""
+    columns = [getattr(reward.function, "audit_column", None) for reward in reward_set.functions]
+    return next((str(column) for column in columns if column is not None), None)
+
+
+def _gold(prompt: Prompt, answer_column: str, program: bool = False) -> str | None:
     """What would be a perfect response: the task's worked solution, the answer column, or verl's ground truth."""
+    if program:
+        source = prompt.columns.get(answer_column)
+        return None if source is None else str(source)
     value: Any = prompt.columns.get("solution")
     if value is None or not prompt.task:
         value = prompt.columns.get(answer_column)
@@ -94,13 +107,13 @@ def _gold(prompt: Prompt, answer_column: str) -> str | None:
     return str(value)
 
 
-def _score(cases: Sequence[_Case], reward_set: RewardSet) -> None:
+def _score(cases: Sequence[_Case], reward_set: RewardSet, forms: Sequence[str]) -> None:
     """One call of the reward for all answers of all prompts."""
     golds = list(dict.fromkeys(case.gold for case in cases if case.gold is not None))
     rows: list[tuple[_Case, str, str]] = []
     for case in cases:
         if case.gold is not None:
-            rows += [(case, form.format(case.gold), "gold") for form in GOLD_FORMS]
+            rows += [(case, form.format(case.gold), "gold") for form in forms]
         rows += [(case, text, "junk") for text in ("", *JUNK) if not _holds_gold(text, case.gold)]
         rows += [(case, gold, "swapped") for gold in [g for g in golds if g != case.gold][:1]]
     scores = reward_set.score([row[0].prompt for row in rows], [row[1] for row in rows], [[]] * len(rows))

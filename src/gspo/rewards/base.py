@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any, Protocol
 
-from gspo.errors import RewardError
+from gspo.errors import RewardError, RunError
 from gspo.types import Prompt, Score
 
 _OWN_ARGUMENTS = ("prompts", "completions", "completion_ids")
@@ -206,7 +206,7 @@ def _call(reward: WeightedReward, request: RewardRequest) -> Any:
     arguments = _arguments(reward, request)
     try:
         return reward.function(**arguments)
-    except RewardError:
+    except (RewardError, RunError):  # RunError: a verifier process cannot be started
         raise
     except Exception as error:
         raise _raised(reward.name, error) from error
@@ -245,7 +245,7 @@ async def _gather(waiting: Sequence[tuple[str, Awaitable[Any]]]) -> list[Any]:
     async def one(name: str, result: Awaitable[Any]) -> Any:
         try:
             return await result
-        except RewardError:
+        except (RewardError, RunError):  # RunError: a verifier process cannot be started
             raise
         except Exception as error:
             raise _raised(name, error) from error

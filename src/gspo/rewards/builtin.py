@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import importlib.util
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from difflib import get_close_matches
 from typing import Any, Protocol
 
 from gspo.errors import InputError, RewardError
-from gspo.rewards.base import RewardSet, Unscored, WeightedReward, completion_text, gold_answers
+from gspo.rewards.base import Resource, RewardSet, Unscored, WeightedReward, completion_text, gold_answers
+from gspo.rewards.code import CodeReward
+from gspo.rewards.isolated import IsolatedReward
 from gspo.rewards.load import adapt_verl, load_reward_function
+from gspo.rewards.policies import MathPolicy
 from gspo.rewards.pool import VerifierPool
+from gspo.rewards.problems import PROBLEM_DEFAULTS, read_problem
 from gspo.rewards.verdict import Verdict
+from gspo.sandbox import open_sandbox
 
 VERIFIERS = {
     "exact_match": "gspo.rewards.exact_match",
     "number": "gspo.rewards.number",
     "math": "gspo.rewards.math",
 }
-BUILTIN = (*VERIFIERS, "task")
+BUILTIN = (*VERIFIERS, "code", "task")
+#: Of the reward ``code``; see docs/verifiers.md.
+CODE_OPTIONS = ("credit", "isolation", "num_boxes", "solution_column", *PROBLEM_DEFAULTS)
 #: The column of a generated row that names the instance to the task's scorer.
 TASK_COLUMN = "task_args"
 
@@ -50,17 +59,31 @@ class VerifierReward:
 
     An answer that runs into the time or memory limit could not be shown to be right: 0.0 if the gold answer can be
     read. A crash of the process says nothing about the answer: unscored.
+
+    Args:
+        module: with ``verify`` and ``read_gold``.
+        options: keyword arguments for ``verify``.
     """
 
-    def __init__(self, module: str, pool: VerifierPool, answer_column: str = "answer") -> None:
+    def __init__(
+        self,
+        module: str,
+        pool: VerifierPool,
+        answer_column: str = "answer",
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
         self.module = module
         self.pool = pool
         self.answer_column = answer_column
+        self.options = dict(options or {})
+        self._rungs: Counter[str] = Counter()
 
     def __call__(self, completions: Sequence[Any], **columns: Sequence[Any]) -> list[float | Unscored]:
         golds = ["" if gold is None else str(gold) for gold in gold_answers(columns, self.answer_column)]
         texts = [completion_text(completion) for completion in completions]
-        verdicts = self.pool.run(f"{self.module}:verify", list(zip(golds, texts, strict=True)))
+        verdicts = self.pool.run(f"{self.module}:verify", list(zip(golds, texts, strict=True)), self.options)
+        name = self.module.rpartition(".")[2]
+        self._rungs.update(f"{name}/{verdict.rung}" for verdict in verdicts if verdict.rung)
         return [self._value(gold, verdict) for gold, verdict in zip(golds, verdicts, strict=True)]
 
     def _value(self, gold: str, verdict: Verdict) -> float | Unscored:
@@ -70,6 +93,14 @@ class VerifierReward:
             readable = self.pool.run(f"{self.module}:read_gold", [(gold,)])[0]
             return 0.0 if readable.value else Unscored(f"gold: {readable.reason or readable.failure}")
         return Unscored(verdict.failure or verdict.reason)
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """How many answers each rung decided."""
+        return dict(self._rungs)
+
+    def close(self) -> None:
+        """The pool is closed by whoever made it."""
 
 
 class TaskReward:
@@ -101,8 +132,14 @@ def build_rewards(
     num_workers: int = 2,
     answer_column: str = "answer",
     task: ScoredTask | None = None,
+    isolate: bool = False,
+    memory_limit_mb: int = 4096,
 ) -> RewardSet:
     """The reward set of a recipe; without functions a generated task is scored by its own rule.
+
+    Args:
+        isolate: functions named ``module:function`` run in killable processes too, with at most
+            ``memory_limit_mb`` of address space.
 
     Raises:
         RewardError: an unknown name, a function that cannot be loaded, or no function and no task.
@@ -112,13 +149,61 @@ def build_rewards(
         raise RewardError(f"no reward is given: add [[reward.functions]] with a name, one of {', '.join(BUILTIN)}")
     wanted = [(f.name, f.weight, str(f.kind), f.options) for f in functions] or [("task", 1.0, "trl", {})]
     pool = VerifierPool(num_workers, timeout_s, preload=_preloads([name for name, *_ in wanted], task))
-    rewards = []
+    rewards: list[WeightedReward] = []
+    resources: list[Resource] = [pool]
     for name, weight, kind, options in wanted:
+        if name == "code":
+            code = _code(options, answer_column)
+            resources.append(code)
+            rewards.append(WeightedReward(name, code, weight))
+            continue
+        if name == "math":
+            rewards.append(WeightedReward(name, _math(options, pool, answer_column), weight))
+            continue
+        if isolate and name not in BUILTIN and ":" in name:
+            workers = VerifierPool(num_workers, timeout_s, memory_limit_mb, preload=_modules(name))
+            resources.append(workers)
+            rewards.append(WeightedReward(name, IsolatedReward(name, kind, workers, answer_column, options), weight))
+            continue
         if name in BUILTIN and options:
             raise RewardError(f"the built-in reward {name!r} has no options; it was given {', '.join(options)}")
         function = _function(name, kind, pool, answer_column, task)
         rewards.append(WeightedReward(name, function, weight, options))
-    return RewardSet(rewards, resources=[pool])
+    resources += [reward.function for reward in rewards if isinstance(reward.function, VerifierReward)]
+    return RewardSet(rewards, resources=resources)
+
+
+def _math(options: Mapping[str, Any], pool: VerifierPool, answer_column: str) -> VerifierReward:
+    if not all(map(importlib.util.find_spec, ("math_verify", "mpmath", "sympy"))):
+        raise InputError("the reward 'math' needs an extra: pip install 'gspo[math]'")
+    policy = MathPolicy.from_options(options)
+    return VerifierReward(VERIFIERS["math"], pool, answer_column, {"policy": asdict(policy)})
+
+
+def _code(options: Mapping[str, Any], answer_column: str) -> CodeReward:
+    """The reward ``code``; its sandbox proves itself here, before anything is sampled."""
+    for option in options:
+        if option not in CODE_OPTIONS:
+            close = get_close_matches(option, CODE_OPTIONS, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else f"; it has {', '.join(CODE_OPTIONS)}"
+            raise RewardError(f"the reward 'code' has no option {option!r}{hint}")
+    credit = options.get("credit", "all")
+    if credit not in ("all", "partial"):
+        raise RewardError(f'the option credit of the reward \'code\' is {credit!r}; it must be "all" or "partial"')
+    num_boxes = options.get("num_boxes")
+    if num_boxes is not None and (isinstance(num_boxes, bool) or not isinstance(num_boxes, int) or num_boxes < 1):
+        raise RewardError(
+            f"the option num_boxes of the reward 'code' is {num_boxes!r}; it must be a whole number from 1 on"
+        )
+    defaults = {name: options[name] for name in PROBLEM_DEFAULTS if name in options}
+    read_problem({"tests": [["", ""]]}, defaults)  # refuses a default that no problem could have
+    return CodeReward(
+        open_sandbox(options.get("isolation", "auto"), num_boxes),
+        credit,
+        answer_column,
+        options.get("solution_column", "solution"),
+        defaults,
+    )
 
 
 def _preloads(names: Sequence[str], task: ScoredTask | None) -> list[str]:
@@ -126,6 +211,12 @@ def _preloads(names: Sequence[str], task: ScoredTask | None) -> list[str]:
     if "task" in names and task is not None:
         modules.append(task.scorer.partition(":")[0])
     return modules
+
+
+def _modules(name: str) -> list[str]:
+    """What a worker imports before its first call, which is not charged for it; a file is loaded by the call."""
+    module = name.rpartition(":")[0]
+    return [] if module.endswith(".py") else [module]
 
 
 def _function(
@@ -136,8 +227,6 @@ def _function(
             raise RewardError("the reward 'task' scores generated tasks, but [data] reads a file; name another reward")
         return TaskReward(task.scorer, pool)
     if name in VERIFIERS:
-        if name == "math" and not all(map(importlib.util.find_spec, ("math_verify", "mpmath", "sympy"))):
-            raise InputError("the reward 'math' needs an extra: pip install 'gspo[math]'")
         return VerifierReward(VERIFIERS[name], pool, answer_column)
     if ":" not in name:
         close = get_close_matches(name, BUILTIN, n=1)

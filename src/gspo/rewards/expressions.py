@@ -147,10 +147,10 @@ class _Parser:
                 raise UnreadableError("two numbers side by side")
             top = self.signed()
             self.take()
-            return Expr("add", (left, Expr("div", (top, self.signed()))))
+            return Expr("add", (left, Expr("div", (top, self.signed()))), name="mixed")
         right = self.power()
         if mixed and right.op == "div" and all(a.op == "num" for a in right.args):
-            return Expr("add", (left, right))
+            return Expr("add", (left, right), name="mixed")
         return Expr("mul", (left, right))
 
     def signed(self) -> Expr:

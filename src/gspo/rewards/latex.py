@@ -48,6 +48,7 @@ _WRAPPED = re.compile(
 _PLAIN_JUNCTION = re.compile(r"(?<=[\w)}\],])\s+(or|and)\s+(?=[\w({\[\\-])")
 _SINGLE = re.compile(r"\(?[A-Za-z]\)?|\d[\d.,]*|[A-Za-z]_\d")
 _OPENS, _CLOSES = re.compile(r"[(\[]|\\\{"), re.compile(r"[)\]]|\\\}")
+_UNIT_LETTER = re.compile(r"[msghlLAVNJWKTF]")
 _GROUPED = re.compile(r"(?<![\d.])\d{1,3}(?:,\d{3})+(?![\d])")
 
 
@@ -81,13 +82,21 @@ def _unwrap(text: str) -> str:
             break
         inner = text[match.end() : end].strip()
         out.append(text[position : match.start()])
-        if _SINGLE.fullmatch(inner) or "\\" in inner or not re.search(r"[A-Za-z]", inner):
+        if _is_unit(match.group(), inner, text[: match.start()]):
+            out.append(rf"\text{{{inner}}}")
+        elif _SINGLE.fullmatch(inner) or "\\" in inner or not re.search(r"[A-Za-z]", inner):
             out.append(f" {_unwrap(inner)} " if not inner.startswith("^") else inner)
         else:
             out.append(rf"\text{{{inner}}}")
         position = end + 1
     out.append(text[position:])
     return "".join(out)
+
+
+def _is_unit(command: str, inner: str, before: str) -> bool:
+    """One upright letter behind a value, such as the metre of ``5\\text{ m}``, is a unit and no symbol."""
+    upright = command.startswith(("\\text{", "\\text ", "\\mathrm", "\\textrm"))
+    return upright and bool(_UNIT_LETTER.fullmatch(inner)) and bool(re.search(r"[\d)\]}]\s*$", before))
 
 
 def _join_groups(text: str) -> str:

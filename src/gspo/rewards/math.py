@@ -3,30 +3,37 @@
 A ladder; the first rung that decides wins and is named in the judgement:
 
 1. ``extraction``: a response without an answer is wrong (policy in ``extraction``);
-2. ``identical``: the same text after normalisation;
-3. ``structure``: tuples, sets, intervals, equations, ... element by element; numbers exactly as fractions; other
-   values by many digits (``answers``, ``evaluation``);
+2. ``identical``: the same text after normalisation; ``word``: the same word;
+3. ``integer``, ``rational``: numbers, exactly, as fractions; ``expression``: other values, by many digits;
+   ``structure``: tuples, sets, intervals, matrices, ... element by element (``answers``, ``evaluation``);
 4. ``symbolic``: what that reader does not know goes to math-verify's LaTeX parser and sympy (``symbolic``), after a
    size check.
 
-There is no absolute tolerance. Nothing is evaluated as Python. A gold answer that no rung can read gives None.
+Besides, ``size``: the answer is too large to be evaluated (wrong); ``gold``: so is the gold answer, or no rung can read
+it (nothing is judged); ``policy``: refused by an option (``policies``). There is no absolute tolerance. Nothing is
+evaluated as Python.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from gspo.rewards import symbolic
-from gspo.rewards.answers import Answer, equal, read, word_of
-from gspo.rewards.evaluation import TooLargeError
+from gspo.rewards.answers import Answer, Leaf, equal, read, word_of
+from gspo.rewards.evaluation import TooLargeError, exact
 from gspo.rewards.expressions import UnreadableError
 from gspo.rewards.extraction import final_answer, last_boxed
 from gspo.rewards.latex import normalise
+from gspo.rewards.policies import MathPolicy, adapt, forbidden
 from gspo.rewards.verdict import Judgement
 
 MAX_ANSWER_CHARACTERS = 2000
+_DEFAULT = MathPolicy()
 
 
-def verify(gold: str, response: str) -> Judgement:
-    """Judges a whole response.
+def verify(gold: str, response: str, policy: Mapping[str, Any] | None = None) -> Judgement:
+    """Judges a whole response; ``policy`` holds options of ``MathPolicy``.
 
     >>> verify(r"\\frac{1}{2}", r"So it is \\boxed{0.5}.").correct
     True
@@ -40,7 +47,7 @@ def verify(gold: str, response: str) -> Judgement:
         return Judgement(False, "extraction", "the response states no answer")
     if len(answer) > MAX_ANSWER_CHARACTERS:
         return Judgement(False, "extraction", f"the answer has {len(answer)} characters")
-    return compare(gold, answer)
+    return compare(gold, answer, MathPolicy.from_options(policy or {}))
 
 
 def gold_text(gold: str) -> str:
@@ -63,18 +70,21 @@ def read_gold(gold: str) -> tuple[bool, str]:
     return True, ""
 
 
-def compare(gold: str, answer: str) -> Judgement:
+def compare(gold: str, answer: str, policy: MathPolicy = _DEFAULT) -> Judgement:
     """Judges an extracted answer against a readable gold answer."""
     if "".join(normalise(gold).split()) == "".join(normalise(answer).split()):
         return Judgement(True, "identical", answer[:80])
     if _same_word(gold, answer):
         return Judgement(True, "word", answer[:80])
-    trees = _read_both(gold, answer)
+    trees = _read_both(gold, answer, policy)
     if trees is None:
         correct, reason = symbolic.compare(gold, answer)
         return Judgement(correct, "symbolic", reason)
+    refusal = forbidden(*trees, policy)
+    if refusal:
+        return Judgement(False, "policy", refusal)
     try:
-        return Judgement(equal(*trees), "structure", f"{answer[:80]!r} against {gold[:80]!r}")
+        return Judgement(equal(*trees), _rung(*trees), f"{answer[:80]!r} against {gold[:80]!r}")
     except UnreadableError as error:
         return Judgement(False, "structure", str(error))
     except TooLargeError as error:
@@ -87,9 +97,19 @@ def _same_word(gold: str, answer: str) -> bool:
     return word is not None and answer.strip(" .*").casefold() == word
 
 
-def _read_both(gold: str, answer: str) -> tuple[Answer, Answer] | None:
+def _rung(gold: Answer, answer: Answer) -> str:
+    """What is compared: integers, rational numbers, other values, or something with parts."""
+    if not isinstance(gold, Leaf) or not isinstance(answer, Leaf):
+        return "structure"
+    values = [None if leaf.expr is None else exact(leaf.expr) for leaf in (gold, answer)]
+    if any(value is None for value in values):
+        return "expression"
+    return "integer" if all(value is not None and value.denominator == 1 for value in values) else "rational"
+
+
+def _read_both(gold: str, answer: str, policy: MathPolicy) -> tuple[Answer, Answer] | None:
     try:
-        return read(gold), read(answer)
+        return adapt(read(gold), policy), adapt(read(answer), policy)
     except UnreadableError:
         return None
 

@@ -28,6 +28,7 @@ from gspo.errors import RewardError, RunError
 from gspo.rewards.verdict import Verdict
 
 START_TIMEOUT_S = 120.0
+START_ATTEMPTS = 3
 MAX_REPLY_BYTES = 1 << 20
 COUNTERS = ("items", "timeouts", "out_of_memory", "crashes", "errors", "starts")
 
@@ -190,7 +191,7 @@ def _work(state: _State, worker: _Worker | None, job: _Job) -> _Worker | None:
         if state.closed:
             verdict = Verdict(None, 0.0, "the verifier pool was closed")
         else:
-            worker = worker if worker is not None and worker.alive else _Worker(state)
+            worker = worker if worker is not None and worker.alive else _new_worker(state)
             verdict = _judge(worker, job, state)
             _count(state, verdict)
     except BaseException as error:  # the caller gets it, in its own thread
@@ -198,6 +199,17 @@ def _work(state: _State, worker: _Worker | None, job: _Job) -> _Worker | None:
     else:
         job.done.set_result(verdict)
     return worker
+
+
+def _new_worker(state: _State) -> _Worker:
+    """Starts a worker; one that is killed while it starts, by whomever, is started again."""
+    for _ in range(START_ATTEMPTS - 1):
+        try:
+            return _Worker(state)
+        except RunError:
+            if state.closed:
+                raise
+    return _Worker(state)
 
 
 def _count(state: _State, verdict: Verdict) -> None:
@@ -228,7 +240,7 @@ def _judge(worker: _Worker, job: _Job, state: _State) -> Verdict:
     if "failure" in reply:
         _add(state, "errors")
         return Verdict(None, reply["seconds"], f"the verifier raised {reply['failure']}")
-    return Verdict(reply["value"], reply["seconds"], reason=reply["reason"])
+    return Verdict(reply["value"], reply["seconds"], reason=reply["reason"], rung=reply["rung"])
 
 
 def _add(state: _State, name: str) -> None:

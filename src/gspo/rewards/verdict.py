@@ -33,6 +33,7 @@ class Verdict:
     timed_out: bool = False
     out_of_memory: bool = False
     reason: str = ""  # how the verifier explains the value
+    rung: str = ""  # which rule decided, where the verifier says so
 
     @property
     def ran_into_limit(self) -> bool:

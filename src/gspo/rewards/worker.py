@@ -101,7 +101,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
     try:
         result = resolve(request["function"])(*request["args"], **request["options"])
         value, reason = _plain(result)
-        reply: dict[str, Any] = {"value": value, "reason": reason}
+        reply: dict[str, Any] = {"value": value, "reason": reason, "rung": str(getattr(result, "rung", ""))}
     except MemoryError:
         reply = {"out_of_memory": True}
     except Exception as error:  # whatever it is, it is reported with its type

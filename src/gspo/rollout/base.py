@@ -26,6 +26,7 @@ class SamplingParams:
     temperature: float = 1.0  # 0 is greedy
     stop_token_ids: frozenset[int] = frozenset()
     stop_strings: tuple[str, ...] = ()
+    record_routing: bool = False  # completions of a mixture of experts carry the experts of each input token
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:

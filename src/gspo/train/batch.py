@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from gspo.advantages import Scale, group_advantages
+from gspo.train.routing import stack_routes
 from gspo.types import Metric, RolloutBatch, RolloutGroup, Sequences, TrainBatch
 
 
@@ -38,6 +39,7 @@ def rollout_batch(groups: Sequence[RolloutGroup]) -> RolloutBatch:
         group_ids=group_ids,
         truncated=torch.tensor([r.stop_reason.truncated for r in rollouts]),
         policy_versions=torch.tensor([r.policy_version for r in rollouts]),
+        routing=stack_routes([r.routing for r in rollouts]),
     )
 
 

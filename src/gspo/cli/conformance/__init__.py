@@ -1,26 +1,41 @@
 """``gspo conformance FILE...``: runs this build on files of worked cases and names the faults it finds.
 
-A file is a JSON list of cases: id, title, rule, input, expected, known_wrong_answers, tolerance. What a case asks is
-told by the keys of its input, never by its id, and every answer is computed from the input. An input of the form
-``{"base": "ID", ...}`` takes over the input of another case of the same file.
-
-This file reads, runs and prints; ``losses`` and ``rewards`` hold the shapes of input that are understood.
+What a case asks is told by the keys of its input, never by its id, and every answer is computed from the input; the
+format is in ``docs/conformance.md``. ``cases`` reads files, this file runs and prints, ``model`` says what a case, a
+check and a shape are, ``implementation`` what is tested; the others hold the shapes of input that are understood.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-import torch
-
+from gspo.cli.conformance.answers import ANSWER_SHAPES
+from gspo.cli.conformance.batches import BATCH_SHAPES
+from gspo.cli.conformance.cases import read_cases
+from gspo.cli.conformance.evaluation import EVALUATION_SHAPES
+from gspo.cli.conformance.hanging import HANGING_SHAPES
+from gspo.cli.conformance.implementation import Implementation
 from gspo.cli.conformance.losses import LOSS_SHAPES
-from gspo.cli.conformance.model import Case, Check, Handler, Implementation, same_answer
+from gspo.cli.conformance.model import NOT_CHECKED, NOT_OFFERED, AnyShape, Case, Check, fault_of
 from gspo.cli.conformance.rewards import REWARD_SHAPES
-from gspo.errors import DataError, GspoError
+from gspo.cli.conformance.rollouts import ROLLOUT_SHAPES
+from gspo.errors import DataError
+
+__all__ = ["Case", "Check", "Implementation", "Verdict", "conformance", "read_cases", "run_case"]
+
+#: Tried in order; the last takes any object of lists of numbers.
+SHAPES: tuple[AnyShape, ...] = (
+    *LOSS_SHAPES,
+    *ROLLOUT_SHAPES,
+    *EVALUATION_SHAPES,
+    *BATCH_SHAPES,
+    *HANGING_SHAPES,
+    *ANSWER_SHAPES,
+    *REWARD_SHAPES,
+)
 
 
 @dataclass(frozen=True)
@@ -32,9 +47,9 @@ class Verdict:
 
     @property
     def word(self) -> str:
-        if not self.wrong and not any(check.right for check in self.checks):
-            return "not understood"
-        return "wrong" if self.wrong else "right"
+        if self.wrong:
+            return "wrong"
+        return "right" if any(check.right for check in self.checks) else "not understood"
 
     @property
     def wrong(self) -> tuple[Check, ...]:
@@ -42,10 +57,18 @@ class Verdict:
 
     @property
     def not_checked(self) -> list[str]:
-        """Expectations that no check covers, and parts of the input that could not be read."""
-        covered = {check.field.split("/")[0] for check in self.checks if check.right is not None}
-        missing = [name for name in self.case.expected if name not in covered]
-        return [*missing, *(check.field for check in self.checks if check.right is None)]
+        """Expectations that no check covers, and parts of the case that could not be read."""
+        touched = {check.field.split("/")[0] for check in self.checks}
+        missing = [name for name in self.case.expected if name not in touched]
+        return list(dict.fromkeys([*missing, *self._left_out(NOT_CHECKED)]))
+
+    @property
+    def not_offered(self) -> list[str]:
+        """Expectations about options that the tested implementation does not have."""
+        return list(dict.fromkeys(self._left_out(NOT_OFFERED)))
+
+    def _left_out(self, status: str) -> list[str]:
+        return [check.field for check in self.checks if check.right is None and check.got == status]
 
 
 def conformance(files: Sequence[Path], out: TextIO, implementation: Implementation | None = None) -> int:
@@ -61,129 +84,58 @@ def conformance(files: Sequence[Path], out: TextIO, implementation: Implementati
         could not be read (the others are still run).
     """
     tested = implementation or Implementation()
-    verdicts: list[Verdict] = []
+    words: list[str] = []
     unreadable = 0
     for file in files:
         try:
             cases = read_cases(file)
         except DataError as error:
             unreadable += 1
-            print(f"error: {error}", file=out)
+            _say(f"error: {error}", out)
             continue
-        print(f"{file}:", file=out)
+        _say(f"{file}:", out)
         for case in cases:
             verdict = run_case(case, tested)
-            verdicts.append(verdict)
+            words.append(verdict.word)
             _print_verdict(verdict, out)
-    words = [verdict.word for verdict in verdicts]
     summary = ", ".join(f"{words.count(word)} {word}" for word in ("right", "wrong", "not understood"))
-    print(f"{len(words)} cases: {summary}", file=out)
+    _say(f"{len(words)} cases: {summary}", out)
     if unreadable:
         return 2
     return 0 if "right" in words and "wrong" not in words else 1
 
 
-def read_cases(file: Path) -> list[Case]:
-    """The cases of a file, with their references to other cases resolved.
-
-    Raises:
-        DataError: the file cannot be read, or is not a list of cases.
-    """
-    try:
-        content = json.loads(Path(file).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DataError(f"{file} cannot be read: {error.strerror or error}") from error
-    except ValueError as error:
-        raise DataError(f"{file} is not JSON: {error}") from error
-    if not isinstance(content, list) or not all(isinstance(entry, dict) for entry in content):
-        raise DataError(f"{file} is not a list of cases; each case is an object with id, input and expected")
-    by_id = {str(entry.get("id")): entry for entry in content}
-    return [_case(entry, by_id, file, position) for position, entry in enumerate(content)]
-
-
-def _case(entry: Mapping[str, Any], by_id: Mapping[str, Mapping[str, Any]], file: Path, position: int) -> Case:
-    """A case whose input or expectation is not an object keeps an empty one: it will not be understood."""
-    name = str(entry.get("id", f"#{position}"))
-    given = _object(entry, "input")
-    base = given.get("base")
-    if base is not None:
-        if str(base) not in by_id or str(base) == name:
-            raise DataError(f"{file}: case {name!r} refers to case {base!r}, which is not in the file")
-        given = {**_object(by_id[str(base)], "input"), **given}
-    return Case(
-        id=name,
-        title=str(entry.get("title", "")),
-        input=given,
-        expected=_object(entry, "expected"),
-        faults=_flat(_object(entry, "known_wrong_answers")),
-        tolerance=str(entry.get("tolerance", "")),
-    )
-
-
-def _object(entry: Mapping[str, Any], key: str) -> dict[str, Any]:
-    value = entry.get(key)
-    return dict(value) if isinstance(value, dict) else {}
-
-
-def _flat(faults: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested names joined with a slash."""
-    result: dict[str, Any] = {}
-    for name, value in faults.items():
-        if isinstance(value, dict):
-            result |= _flat(value, f"{prefix}{name}/")
-        else:
-            result[f"{prefix}{name}"] = value
-    return result
-
-
 def run_case(case: Case, implementation: Implementation) -> Verdict:
-    """Checks one case in float64 and in float32."""
-    handler = _handler(case)
-    if handler is None:
-        return Verdict(case, ())
-    checks: list[Check] = []
-    for dtype in (torch.float64, torch.float32):
-        try:
-            checks += handler(case, implementation, dtype)
-        except GspoError as error:
-            checks.append(Check("refused", False, str(error), "an answer", dtype))
-        except (KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
-            # The input has the keys of a known shape but other contents, or the tested code broke on it.
-            checks.append(Check("failed", False, f"{type(error).__name__}: {error}", "an answer", dtype))
-    return Verdict(case, tuple(checks))
-
-
-def _handler(case: Case) -> Handler | None:
-    for shape in (*LOSS_SHAPES, *REWARD_SHAPES):
+    """Checks one case; what is rounded, in float64 and in float32."""
+    for shape in SHAPES:
         if shape.fits(case.input):
-            return shape.handler
-    return None
-
-
-def fault_of(check: Check, case: Case) -> str | None:
-    """The known fault that gives this wrong answer, if there is one."""
-    for name, answer in case.faults.items():
-        if same_answer(check.got, answer, max(case.tolerance_in(check.dtype), 1e-8)):
-            return name
-    return None
+            return Verdict(case, tuple(shape.run(case, implementation)))
+    return Verdict(case, ())
 
 
 def _print_verdict(verdict: Verdict, out: TextIO) -> None:
     case = verdict.case
     if verdict.word == "not understood":
-        keys = ", ".join(case.input) or "not an object"
-        print(f"  {case.id:<6} not understood  {case.title} (input: {keys})", file=out)
-        return
-    count = sum(check.right is not None for check in verdict.checks)
-    print(f"  {case.id:<6} {verdict.word:<14}  {case.title} ({count} checks)", file=out)
+        keys = ", ".join(map(str, case.input)) if isinstance(case.input, Mapping) else "a list"
+        _say(f"  {case.id:<6} not understood  {case.title} (input: {_short(keys or 'not an object')})", out)
+    else:
+        count = sum(check.right is not None for check in verdict.checks)
+        _say(f"  {case.id:<6} {verdict.word:<14}  {case.title} ({count} checks)", out)
     for check in verdict.wrong:
-        precision = str(check.dtype).removeprefix("torch.")
-        line = f"         {check.field} in {precision}: got {_short(check.got)}, expected {_short(check.expected)}"
+        precision = "" if check.dtype is None else f" in {str(check.dtype).removeprefix('torch.')}"
+        line = f"         {check.field}{precision}: got {_short(check.got)}, expected {_short(check.expected)}"
         fault = fault_of(check, case)
-        print(f"{line}; this is the answer of the fault {fault!r}" if fault else line, file=out)
-    names = list(dict.fromkeys(verdict.not_checked))
-    if names:
-        print(f"         not checked: {', '.join(names)}", file=out)
+        _say(f"{line}; this is the answer of the fault {fault!r}" if fault else line, out)
+    if verdict.not_checked:
+        _say(f"         not checked: {', '.join(verdict.not_checked)}", out)
+    if verdict.not_offered:
+        _say(f"         not offered: {', '.join(verdict.not_offered)}", out)
+
+
+def _say(line: str, out: TextIO) -> None:
+    """Prints; what the stream cannot encode (half of a surrogate pair, a symbol in ASCII) is escaped."""
+    encoding = getattr(out, "encoding", None) or "utf-8"
+    print(line.encode(encoding, "backslashreplace").decode(encoding), file=out)
 
 
 def _short(value: Any) -> str:
@@ -191,4 +143,5 @@ def _short(value: Any) -> str:
         return f"{value:.9g}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_short(entry) for entry in value) + "]"
-    return str(value)
+    text = " ".join(str(value).split())
+    return text if len(text) <= 400 else f"{text[:397]}..."

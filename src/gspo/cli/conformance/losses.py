@@ -1,4 +1,4 @@
-"""Cases about losses: objectives, cuts, exclusions, KL, temperature, masks."""
+"""Cases about losses: objectives, cuts, exclusions, KL, temperature."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from gspo.cli.conformance.model import Case, Check, Implementation, Loss, Shape, compare, refusal, same_answer
+from gspo.cli.conformance.implementation import Implementation, Loss
+from gspo.cli.conformance.model import Case, Check, Sentence, Shape, compare, refusal, rounding, same_answer, unchecked
 from gspo.errors import NumericalError
-from gspo.objectives.base import Objective
-from gspo.types import Completion, ObjectiveOutput, StopReason
+from gspo.types import ObjectiveOutput
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,7 +151,7 @@ def _cuts(case: Case, tested: Implementation, dtype: torch.dtype) -> list[Check]
     for text in case.input["cuts_to_try"]:
         parts = _parse_cut(text, len(batch.mask))
         if parts is None:
-            checks.append(Check(f"cut {text!r}", None, None, None, dtype))
+            checks.append(unchecked(f"cut {text!r}"))
             continue
         leaf = batch.logprobs.clone().requires_grad_()
         cut = [(b.old, b.advantages, b.mask, leaf[rows]) for rows, b in ((rows, batch.rows(rows)) for rows in parts)]
@@ -191,7 +191,32 @@ def _exclusions(case: Case, tested: Implementation, dtype: torch.dtype) -> list[
             right = loss == 0 and not gradient.any() and not gradient.isnan().any()
             got = [loss, *gradient.flatten().tolist()]
             checks.append(Check(f"everything_excluded/{name}", right, got, "loss 0, gradient exactly 0", dtype))
+    if isinstance(case.expected.get("metrics"), str):
+        checks += _metrics_of_excluded(case, case.expected["metrics"], tested, dtype)
     return checks
+
+
+def _metrics_of_excluded(case: Case, text: str, tested: Implementation, dtype: torch.dtype) -> list[Check]:
+    """``mean length 3.0 over all rows; truncated fraction 0.333333; both unaffected by the exclusion``.
+
+    The excluded rows are those that were truncated.
+    """
+    lengths, excluded = case.input["lengths"], case.input["excluded"]
+    got = tested.response_metrics(lengths, excluded, excluded)
+    sentence, checks = Sentence(text), []
+    for words, name in ((r"mean length ([\d.]+)(?: over all rows)?", "length/mean"),
+                        (r"truncated fraction ([\d.]+)", "truncated_fraction")):  # fmt: skip
+        if found := sentence.take(words):
+            wanted = found[1].rstrip(".")
+            right = same_answer(got[name], float(wanted), max(case.tolerance_in(dtype), rounding(wanted)))
+            checks.append(Check(f"metrics/{name}", right, got[name], float(wanted), dtype))
+    if sentence.take("(both )?unaffected by the exclusion"):
+        kept = tested.response_metrics(lengths, excluded, [False] * len(lengths))
+        for name in ("length/mean", "truncated_fraction"):
+            checks.append(
+                Check(f"metrics/{name}, nothing excluded", kept[name] == got[name], got[name], kept[name], dtype)
+            )
+    return [*checks, *(unchecked(f"metrics/{part}") for part in sentence.left())]
 
 
 def _kl(case: Case, tested: Implementation, dtype: torch.dtype) -> list[Check]:
@@ -257,42 +282,6 @@ def _temperature(case: Case, tested: Implementation, dtype: torch.dtype) -> list
     return checks
 
 
-def _engine_rows(case: Case, tested: Implementation, dtype: torch.dtype) -> list[Check]:
-    """Masks, lengths and truncation from what the engine says that it did."""
-    rows = case.input["rows"]
-    completions = [_completion(row) for row in rows]
-    width = max(len(row["ids"]) for row in rows)
-    lengths = [len(completion.token_ids) for completion in completions]
-    truncated = [completion.stop_reason.truncated for completion in completions]
-    mask = _length_mask(lengths, width)
-    checks = compare(case, dtype, {"masks": mask.int().tolist(), "lengths": lengths, "truncated": truncated})
-    for name, got in (("truncated_fraction", sum(truncated) / len(rows)), ("mean_length", sum(lengths) / len(rows))):
-        if fraction := re.match(r"(\d+)/(\d+)", str(case.expected.get(name, ""))):
-            wanted = int(fraction[1]) / int(fraction[2])
-            checks.append(Check(name, same_answer(got, wanted, case.tolerance_in(dtype)), got, wanted, dtype))
-    if "empty_row" in case.expected:
-        checks += [_empty_rows(objective, mask, dtype) for objective in (tested.sequence_mean(), tested.token_mean())]
-    return checks
-
-
-def _completion(row: Mapping[str, Any]) -> Completion:
-    ids = torch.tensor(row["ids"][: row["n"]], dtype=torch.int64)
-    reason = str(row["reason"])
-    stop = next((r for r in StopReason if reason.replace(" ", "_").startswith(r.value)), None)
-    if stop is None:
-        raise ValueError(f"stop reason {reason!r} is none of {', '.join(StopReason)}")
-    return Completion(ids, torch.full((len(ids),), -1.0), stop, 0)
-
-
-def _empty_rows(objective: Objective, mask: Tensor, dtype: torch.dtype) -> Check:
-    """The loss with rows without tokens is that without them."""
-    logprobs = torch.full(mask.shape, -1.0, dtype=dtype)
-    batch = _Batch(logprobs, logprobs, torch.linspace(-1, 1, len(mask), dtype=dtype), mask)
-    kept = torch.nonzero(mask.any(dim=-1)).squeeze(-1).tolist()
-    got, want = _loss_and_gradient(objective, batch)[0], _loss_and_gradient(objective, batch.rows(kept))[0]
-    return Check(f"empty_row/{objective.unit}", same_answer(got, want, 1e-6), got, want, dtype)
-
-
 #: Tried in order: a shape with more keys before one with fewer of them.
 LOSS_SHAPES: tuple[Shape, ...] = (
     Shape(frozenset({"fill", "eps_low", "eps_high", "advantages", "old_logprobs", "new_logprobs"}), _fills),
@@ -301,5 +290,4 @@ LOSS_SHAPES: tuple[Shape, ...] = (
     Shape(frozenset({"lengths", "advantages", "excluded"}), _exclusions),
     Shape(frozenset({"policy", "reference"}), _kl),
     Shape(frozenset({"logits", "token", "temperatures"}), _temperature),
-    Shape(frozenset({"rows"}), _engine_rows),
 )

@@ -1,4 +1,4 @@
-"""Cases about rewards: advantages inside groups, groups by id, pass@k."""
+"""Cases about rewards: advantages inside groups, groups by id."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gspo.cli.conformance.model import Case, Check, Implementation, Shape, refusal, same_answer
+from gspo.cli.conformance.implementation import Implementation
+from gspo.cli.conformance.model import NOT_OFFERED, AnyShape, Case, Check, Shape, same_answer, unchecked
 from gspo.errors import InputError
-
-#: Named variants of expected advantages that this package has.
-_SCALES = {"centered": "none", "ddof1": "group_std", "leave_one_out": "leave_one_out"}
 
 
 def _reward_groups(case: Case, tested: Implementation, dtype: torch.dtype) -> list[Check]:
@@ -31,7 +29,7 @@ def _reward_groups(case: Case, tested: Implementation, dtype: torch.dtype) -> li
         elif wanted_name in case.expected:
             wanted = case.expected[wanted_name]
             if not isinstance(wanted, dict):  # zeros are due whatever the scale; else the default one is meant
-                wanted = dict.fromkeys(_SCALES if wanted == [0.0] * len(values) else ["ddof1"], wanted)
+                wanted = dict.fromkeys(tested.scales if wanted == [0.0] * len(values) else ["ddof1"], wanted)
             for variant, expected in wanted.items():
                 checks.append(_variant(case, f"{wanted_name}/{variant}", variant, values, expected, tested, dtype))
     return checks
@@ -46,9 +44,9 @@ def _variant(
     tested: Implementation,
     dtype: torch.dtype,
 ) -> Check:
-    if variant not in _SCALES:
-        return Check(label, None, None, None, dtype)
-    got = tested.group_advantages(_rewards(rewards, dtype), [0] * len(rewards), _SCALES[variant]).tolist()
+    if variant not in tested.scales:
+        return unchecked(label, NOT_OFFERED)
+    got = tested.group_advantages(_rewards(rewards, dtype), [0] * len(rewards), tested.scales[variant]).tolist()
     if isinstance(values, list) and len(values) != len(rewards):  # one value for each distinct reward
         got = [got[rewards.index(r)] for r in dict.fromkeys(rewards)]
     return Check(label, same_answer(got, values, case.tolerance_in(dtype), exact_zero=True), got, values, dtype)
@@ -140,34 +138,19 @@ def _number(value: Any) -> float | None:
     return None if value is None or math.isnan(float(value)) else float(value)
 
 
-def _pass_rates(case: Case, tested: Implementation, dtype: torch.dtype) -> list[Check]:
-    """(n, c, k) triples, and pass@k of a data set as the mean over its problems."""
-    checks = []
-    for triple, wanted in zip(case.input["n_c_k"], case.expected.get("values", []), strict=False):
-        label = "values/" + ",".join(map(str, triple))
-        if isinstance(wanted, str):
-            n, c, k = triple
-            checks.append(refusal(label, lambda n=n, c=c, k=k: tested.pass_at_k(n, c, k), dtype))  # type: ignore[misc]
-        else:
-            got = tested.pass_at_k(*triple)
-            checks.append(Check(label, same_answer(got, wanted, case.tolerance_in(dtype)), got, wanted, dtype))
-    for name, wanted in (case.expected.get("dataset") or {}).items():
-        counts = case.input["dataset"]
-        got = sum(tested.pass_at_k(n, c, int(name.split("@")[1])) for n, c in counts) / len(counts)
-        right = same_answer(got, wanted, case.tolerance_in(dtype))
-        checks.append(Check(f"dataset/{name}", right, got, wanted, dtype))
-    return checks
-
-
 class _NamedRewardGroups(Shape):
     """Every value is a flat list of rewards, None or text, under a free name."""
 
-    def fits(self, given: Mapping[str, Any]) -> bool:
-        return bool(given) and all(
-            isinstance(rewards, list)
-            and rewards
-            and all(r is None or isinstance(r, int | float) or _is_reward_text(r) for r in rewards)
-            for rewards in given.values()
+    def fits(self, given: Any) -> bool:
+        return (
+            bool(given)
+            and isinstance(given, Mapping)
+            and all(
+                isinstance(rewards, list)
+                and rewards
+                and all(r is None or isinstance(r, int | float) or _is_reward_text(r) for r in rewards)
+                for rewards in given.values()
+            )
         )
 
 
@@ -176,8 +159,7 @@ def _is_reward_text(value: Any) -> bool:
 
 
 #: Tried in order.
-REWARD_SHAPES: tuple[Shape, ...] = (
+REWARD_SHAPES: tuple[AnyShape, ...] = (
     Shape(frozenset({"ids", "rewards"}), _group_ids),
-    Shape(frozenset({"n_c_k"}), _pass_rates),
     _NamedRewardGroups(frozenset(), _reward_groups),
 )

@@ -17,8 +17,11 @@ from torch import Tensor
 from gspo.errors import DataError, NumericalError
 from gspo.policy.attention import hidden_states
 from gspo.policy.causal_lm import CausalPolicy
+from gspo.policy.moe.capture import routing_shape
+from gspo.policy.moe.replay import RoutingPass, hand_over
 from gspo.policy.packed_attention import make_plan, plan_to
 from gspo.rollout.base import GenerationRequest, OnFinished, SamplingParams
+from gspo.rollout.embedded.decoder import make_decoder
 from gspo.rollout.embedded.sampling import choose
 from gspo.rollout.embedded.slots import PrefillPlan, SlotCache
 from gspo.rollout.embedded.stopping import StopStrings
@@ -46,9 +49,11 @@ class EmbeddedEngine:
     ) -> list[list[Completion]]:
         """Completions by request and seed.
 
-        A log-prob is that of softmax(logits / temperature), float32; greedy reports temperature 1.
+        A log-prob is that of softmax(logits / temperature), float32; greedy reports temperature 1. With
+        ``record_routing`` a completion carries the experts that were chosen while it was sampled.
         Raises DataError for an empty prompt or one that leaves no room for max_new_tokens (nothing is cut in
-        silence), and NumericalError, naming the prompt, for logits that are not finite.
+        silence), NumericalError, naming the prompt, for logits that are not finite, and ModelError where routing is to
+        be recorded and the model has none.
         """
         _check(requests, params, self.policy.context_length)
         if not any(request.num_samples for request in requests):
@@ -106,7 +111,9 @@ class _Generation:
         num_samples = sum(request.num_samples for request in requests)
         slots, device = min(engine.max_slots, num_samples), policy.device
         limit = max(len(request.token_ids) for request in requests) + params.max_new_tokens
-        self.base, self.head, self.device = policy.base, policy.head, device
+        self.decoder = make_decoder(policy, limit, params.max_new_tokens - 1)
+        self.base, self.device = policy.base, device
+        self.head = policy.head if self.decoder is None else self.decoder.head
         self.requests, self.params, self.on_finished = requests, params, on_finished
         self.version = engine.policy_version
         self.results: list[list[Completion | None]] = [[None] * request.num_samples for request in requests]
@@ -118,6 +125,10 @@ class _Generation:
         self.stop_strings = StopStrings(params.stop_strings, policy.tokenizer)
         self.token_ids = torch.zeros(slots, params.max_new_tokens, dtype=torch.int64, device=device)
         self.logprobs = torch.zeros(slots, params.max_new_tokens, dtype=torch.float32, device=device)
+        self.routing_shape = routing_shape(policy) if params.record_routing else None
+        self.prompt_routing: dict[int, Tensor] = {}  # by request, (p, L, K)
+        #: (slots, max_new_tokens, L, K), entry t: of response token t as an input; made when the first is known
+        self.routing: Tensor | None = None
         # request, sample, seed, tokens of the response so far, position of the next token, last token
         self.request, self.sample, self.seed, self.length, self.position, self.last = torch.zeros(
             6, slots, dtype=torch.int64, device=device
@@ -147,10 +158,14 @@ class _Generation:
         positions = torch.cat([torch.arange(length) for length in lengths.tolist()])
         packed = plan_to(make_plan(list(zip(starts, lengths.tolist(), strict=True)), [], positions), self.device)
         plan = PrefillPlan(packed)
-        hidden = hidden_states(self.base, ids.to(self.device)[None], packed.positions[None], plan)[0]
+        routing = self._record()
+        hidden = hidden_states(self.base, ids.to(self.device)[None], packed.positions[None], plan, routing)[0]
         last = hidden[(ends - 1).to(self.device)]
+        routes = None if routing is None else routing.ids
         for row, index in enumerate(chosen):
             self.ready.append(_Ready(index, 0, starts[row], last[row], plan))
+            if routes is not None:
+                self.prompt_routing[index] = routes[starts[row] : starts[row] + int(lengths[row])].cpu()
 
     def _admit(self) -> None:
         """Gives free slots to samples of computed prompts, and samples their first token."""
@@ -186,9 +201,34 @@ class _Generation:
         self.longest += 1
         positions = self.position[rows].clone()
         self.cache.begin_step(positions, self.longest)
-        hidden = hidden_states(self.base, self.last[rows, None], positions[:, None], self.cache)[:, 0]
+        routing = self._record()
+        if self.decoder is None:
+            hidden = hidden_states(self.base, self.last[rows, None], positions[:, None], self.cache, routing)[:, 0]
+        else:
+            if routing is not None:
+                hand_over(self.base, routing)
+            hidden = self.decoder.step(self.last[rows], positions, self.cache)
+        if routing is not None:
+            self._keep_routing(rows, routing.ids)
         self.position[rows] += 1
         self._append(rows, self.head.logits(hidden))
+
+    def _record(self) -> RoutingPass | None:
+        """What the routers of the next forward shall do: record, or nothing."""
+        return None if self.routing_shape is None else RoutingPass(self.routing_shape)
+
+    def _keep_routing(self, rows: slice, ids: Tensor) -> None:
+        """Stores the routes (n, L, K) of the running rows' last tokens."""
+        if self.routing is None:
+            self.routing = ids.new_zeros(*self.token_ids.shape, *ids.shape[1:])
+        self.routing[torch.arange(len(ids), device=self.device), self.length[rows] - 1] = ids
+
+    def _routing_of(self, slot: int, request: int, length: int) -> Tensor | None:
+        """(p + length - 1, L, K) of a finished response, on the CPU."""
+        prompt = self.prompt_routing.get(request)
+        if prompt is None or self.routing is None:
+            return prompt
+        return torch.cat([prompt, self.routing[slot, : length - 1].cpu()])
 
     def _append(self, rows: slice, logits: Tensor) -> None:
         """Samples a token for the given slots, stores it, and retires the responses that end with it."""
@@ -227,6 +267,7 @@ class _Generation:
                 self.logprobs[slot, :length].cpu().clone(),
                 reason,
                 self.version,
+                self._routing_of(slot, request, length),
             )
             self.results[request][sample] = completion
             if self.on_finished is not None:
@@ -245,8 +286,9 @@ class _Generation:
             for state in (self.request, self.sample, self.seed, self.length, self.position, self.last):
                 state[target] = state[source]
             written = int(self.length[source].max())
-            for buffer in (self.token_ids, self.logprobs):
-                buffer[target, :written] = buffer[source, :written]
+            for buffer in (self.token_ids, self.logprobs, self.routing):
+                if buffer is not None:
+                    buffer[target, :written] = buffer[source, :written]
         self.num_running = left
         self.longest = int(self.position[:left].max()) if left else 0
 

@@ -84,6 +84,10 @@ class SlotCache:
         self._write = torch.arange(len(positions), device=positions.device) * self._length + positions
         self._visible.view(-1).index_fill_(0, self._write, 0.0)
 
+    def layer(self, index: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of one layer, (slots, L, Hkv, D) and (slots, L, Hkv, Dv)."""
+        return self._keys[index], self._values[index]
+
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
         """One new token per running row: (n, Hq, 1, D), (n, Hkv, 1, D), (n, Hkv, 1, Dv) -> (n, 1, Hq, Dv)."""
         n, longest = self._running, self._longest

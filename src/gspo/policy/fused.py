@@ -1,0 +1,253 @@
+"""Norms, rotations and gates of known decoder families through the compiled kernels, forward and backward.
+
+``fuse_modules`` replaces the forward of modules that it knows by name, and only after the module's own forward has
+given the same numbers on a probe. Parameters, submodules and hooks stay what they are, so that saving, routing hooks
+and adapters see the same model. What the kernels cannot do (another device or dtype, a call without a plan) goes to the
+module's own forward.
+"""
+
+from __future__ import annotations
+
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gspo.policy.experts import experts_forward
+from gspo.policy.native import Native, native_for
+from gspo.policy.packed_attention import PackedPlan, make_plan
+
+#: Families whose modules compute exactly what the forwards below compute.
+FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen2Moe", "Qwen3", "Qwen3Moe", "Mixtral")
+NORMS = frozenset(f"{family}RMSNorm" for family in FAMILIES)
+GATED_MLPS = frozenset(f"{family}MLP" for family in FAMILIES)
+EXPERTS = frozenset(f"{family}Experts" for family in FAMILIES)
+ATTENTIONS = frozenset(f"{family}Attention" for family in FAMILIES)
+#: Largest relative difference from the module's own forward: rounding, several times over. Norms of the library round
+#: to float32 inside whatever the dtype, so the bound is the same for float64.
+PROBE_BOUND = 1e-5
+
+
+class RmsNorm(torch.autograd.Function):
+    """weight * x / sqrt(mean(x^2) + eps) over the last dimension."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, native: Native) -> Tensor:
+        x = x.contiguous()
+        out, inverse = torch.empty_like(x), x.new_empty(x.shape[:-1])
+        native.rms_norm(x, weight, eps, out, inverse)
+        ctx.save_for_backward(x, weight, inverse)
+        ctx.native = native
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, inverse = ctx.saved_tensors
+        grad_x, partial = torch.empty_like(x), _partial(weight)
+        ctx.native.rms_norm_backward(grads[0].contiguous(), x, weight, inverse, grad_x, partial)
+        return grad_x, partial.sum(0), None, None
+
+
+class NormRotate(torch.autograd.Function):
+    """Heads (S, heads, D), normed if there is a weight (D,), then rotated by tables (S, D)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor | None, eps: float, cosine: Tensor, sine: Tensor, native: Native
+    ) -> Tensor:
+        x = x.contiguous()
+        out = torch.empty_like(x)
+        inverse = None if weight is None else x.new_empty(x.shape[:-1])
+        native.norm_rotate(x, weight, eps, cosine, sine, out, inverse)
+        ctx.save_for_backward(None if weight is None else x, weight, inverse, cosine, sine)
+        ctx.native = native
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, inverse, cosine, sine = ctx.saved_tensors
+        grad = grads[0].contiguous()
+        grad_x = torch.empty_like(grad)
+        partial = None if weight is None else _partial(weight)
+        ctx.native.norm_rotate_backward(grad, x, weight, inverse, cosine, sine, grad_x, partial)
+        return grad_x, None if partial is None else partial.sum(0), None, None, None, None
+
+
+class SwiGlu(torch.autograd.Function):
+    """silu(gate) * up, elementwise; what the backward pass needs besides its inputs is recomputed."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor, native: Native) -> Tensor:
+        shape = gate.shape
+        gate, up = gate.contiguous().view(-1, shape[-1]), up.contiguous().view(-1, shape[-1])
+        out = torch.empty_like(gate)
+        native.swiglu(gate, up, out)
+        ctx.save_for_backward(gate, up)
+        ctx.native, ctx.shape = native, shape
+        return out.view(shape)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        gate, up = ctx.saved_tensors
+        grad_gate, grad_up = torch.empty_like(gate), torch.empty_like(up)
+        ctx.native.swiglu_backward(grads[0].contiguous(), gate, up, grad_gate, grad_up)
+        return grad_gate.view(ctx.shape), grad_up.view(ctx.shape), None
+
+
+def _partial(weight: Tensor) -> Tensor:
+    """One row of sums per thread."""
+    return weight.new_zeros(torch.get_num_threads(), len(weight))
+
+
+def norm_forward(self: Any, hidden_states: Tensor) -> Tensor:
+    native = native_for(hidden_states)
+    if native is None or hidden_states.dtype != self.weight.dtype:
+        return type(self).forward(self, hidden_states)
+    out: Tensor = RmsNorm.apply(hidden_states, self.weight, norm_eps(self), native)  # type: ignore[no-untyped-call]
+    return out
+
+
+def mlp_forward(self: Any, x: Tensor) -> Tensor:
+    native = native_for(x)
+    if native is None:
+        return type(self).forward(self, x)
+    return self.down_proj(SwiGlu.apply(self.gate_proj(x), self.up_proj(x), native))  # type: ignore[no-untyped-call]
+
+
+def attention_forward(
+    self: Any,
+    hidden_states: Tensor,
+    position_embeddings: tuple[Tensor, Tensor] | None = None,
+    attention_mask: Tensor | None = None,
+    attention_plan: Any = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    native = native_for(hidden_states)
+    if attention_plan is None or native is None or position_embeddings is None:
+        extra = {} if attention_plan is None else {"attention_plan": attention_plan}
+        return type(self).forward(
+            self,
+            hidden_states,
+            position_embeddings=position_embeddings,
+            attention_mask=attention_mask,
+            **extra,
+            **kwargs,
+        )
+    batch, length, _ = hidden_states.shape
+    tables = [table.expand(batch, -1, -1).reshape(batch * length, -1).contiguous() for table in position_embeddings]
+
+    def heads(projected: Tensor) -> Tensor:
+        return projected.view(batch * length, -1, self.head_dim)
+
+    def rotated(projected: Tensor, norm: Any) -> Tensor:
+        weight, eps = (None, 0.0) if norm is None else (norm.weight, norm_eps(norm))
+        out: Tensor = NormRotate.apply(heads(projected), weight, eps, *tables, native)  # type: ignore[no-untyped-call]
+        return out
+
+    query = rotated(self.q_proj(hidden_states), getattr(self, "q_norm", None))
+    key = rotated(self.k_proj(hidden_states), getattr(self, "k_norm", None))
+    value = heads(self.v_proj(hidden_states))
+    by_head = (x.unflatten(0, (batch, length)).transpose(1, 2) for x in (query, key, value))
+    out = attention_plan.attend(int(self.layer_idx), *by_head, float(self.scaling), attention_window(self))
+    return self.o_proj(out.reshape(batch, length, -1)), None
+
+
+def attention_window(module: Any) -> int | None:
+    """Keys that a query of this layer sees; None: all before it. Some families say it per layer, some in the config."""
+    owner = module if hasattr(module, "sliding_window") else module.config
+    window = getattr(owner, "sliding_window", None)
+    return None if window is None else int(window)
+
+
+def norm_eps(norm: Any) -> float:
+    return float(norm.variance_epsilon)
+
+
+def fuse_modules(model: nn.Module) -> int:
+    """Replaces the forwards of the known modules of a model; returns how many."""
+    first = next(model.parameters())
+    if native_for(first) is None:
+        return 0
+    rotary = getattr(getattr(model, "base_model", model), "rotary_emb", None)
+    count = 0
+    for module in model.modules():
+        name = type(module).__name__
+        if name in NORMS and _same(module, norm_forward):
+            module.forward = MethodType(norm_forward, module)
+        elif name in GATED_MLPS and _is_silu(module) and _same(module, mlp_forward):
+            module.forward = MethodType(mlp_forward, module)
+        elif name in EXPERTS and _is_silu(module) and _same_experts(module):
+            module.forward = MethodType(experts_forward, module)
+        elif name in ATTENTIONS and rotary is not None and _same_attention(module, rotary):
+            module.forward = MethodType(attention_forward, module)
+        else:
+            continue
+        count += 1
+    return count
+
+
+def _is_silu(module: Any) -> bool:
+    return type(module.act_fn).__name__ in ("SiLU", "SiLUActivation")
+
+
+@torch.no_grad()
+def _same(module: Any, forward: Any) -> bool:
+    weight = module.weight if hasattr(module, "weight") else module.gate_proj.weight
+    x = _probe(1, 3, weight.shape[-1], dtype=weight.dtype)
+    return _close(forward(module, x), type(module).forward(module, x))
+
+
+@torch.no_grad()
+def _same_experts(module: Any) -> bool:
+    """Compares on as many tokens as there are experts, two experts each."""
+    num_experts, double, size = module.gate_up_proj.shape
+    if module.down_proj.shape != (num_experts, size, double // 2):
+        return False
+    x = _probe(num_experts, size, dtype=module.gate_up_proj.dtype)
+    first = torch.arange(num_experts)
+    ids = torch.stack([first, (first + 1) % num_experts], dim=1)
+    gates = _probe(num_experts, 2, dtype=x.dtype)
+    return _close(experts_forward(module, x, ids, gates), type(module).forward(module, x, ids, gates))
+
+
+@torch.no_grad()
+def _same_attention(module: Any, rotary: Any) -> bool:
+    """Compares on two short packed sequences. Norms of heads must be over the head's own entries."""
+    norms = [norm for norm in (getattr(module, "q_norm", None), getattr(module, "k_norm", None)) if norm is not None]
+    if any(type(norm).__name__ not in NORMS or len(norm.weight) != module.head_dim for norm in norms):
+        return False
+    weight = module.q_proj.weight
+    x = _probe(1, 6, weight.shape[1], dtype=weight.dtype)
+    positions = torch.tensor([0, 1, 2, 0, 1, 2])
+    tables = rotary(x, positions[None])
+    if tables[0].shape[-1] != module.head_dim or module.head_dim % 2:
+        return False
+    plans = [_Watched(make_plan([(0, 3), (3, 3)], [], positions)) for _ in range(2)]
+    ours, _ = attention_forward(module, x, tables, None, attention_plan=plans[0])
+    theirs, _ = type(module).forward(
+        module, x, position_embeddings=tables, attention_mask=None, attention_plan=plans[1]
+    )
+    return plans[0].seen == plans[1].seen and _close(ours, theirs)
+
+
+class _Watched:
+    """A plan that notes what it was asked for besides tensors: a window is longer than any probe."""
+
+    def __init__(self, plan: PackedPlan) -> None:
+        self.plan = plan
+        self.seen: list[tuple[int, float, int | None]] = []
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
+        self.seen.append((layer, scale, window))
+        return self.plan.attend(layer, query, key, value, scale, window)
+
+
+def _probe(*shape: int, dtype: torch.dtype) -> Tensor:
+    """Numbers of both signs and several sizes, without touching a random stream."""
+    index = torch.arange(torch.Size(shape).numel(), dtype=torch.float64)
+    return (torch.sin(index * 1.7) * (1 + index % 5)).view(shape).to(dtype)
+
+
+def _close(ours: Tensor, theirs: Tensor) -> bool:
+    return float((ours - theirs).abs().max()) <= PROBE_BOUND * (float(theirs.abs().max()) + 1e-6)

@@ -1,0 +1,1 @@
+"""Routing of mixtures of experts: recorded, measured, replayed. No modelling code is copied."""
