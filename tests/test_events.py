@@ -210,7 +210,7 @@ def test_another_process_is_told_who_uses_the_directory(tmp_path: Path) -> None:
             RunDirectory.create(tmp_path)
         process.kill()
     # The lock died with its owner; what it left is a run that did not end.
-    with pytest.raises(RunDirectoryError, match="a run that did not reach its end; continue it .*--run-dir"):
+    with pytest.raises(RunDirectoryError, match=r"a run that did not reach its end; continue it .*--run-dir"):
         RunDirectory.create(tmp_path)
 
 

@@ -4,7 +4,7 @@ A library forward spends most of a small step outside arithmetic, and a product 
 outputs runs well below the machine's rate. So for CPU models whose modules ``policy.fused`` has recognised (and probed
 against their own forwards), a sampling call first lays the weights out by inputs, queries, keys and values of a layer
 in one matrix, gates and ups in another, and then steps through compiled kernels. The weights are a copy that lives as
-long as the call. Mixtures keep their own expert module, so that routing hooks see every token.
+long as the call. Mixtures keep their own routers, so that routing hooks see every token.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from gspo.policy.causal_lm import CausalPolicy
+from gspo.policy.experts import Experts, experts_forward
 from gspo.policy.fused import attention_forward, attention_window, mlp_forward, norm_eps, norm_forward
 from gspo.policy.moe.replay import is_routing_hook
 from gspo.policy.native import Native, native_for
@@ -26,6 +27,10 @@ from gspo.rollout.embedded.slots import SlotCache
 WORTH_STEPS = 8
 #: Rotations that depend on the length of the sequence cannot come from a table.
 TABLE_ROTATIONS = ("default", "linear", "llama3", "yarn")
+
+
+#: Mixtures whose output is the weighted sum of what a router chooses.
+MIXTURES = ("Qwen3MoeSparseMoeBlock",)
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +51,7 @@ class DecoderLayer:
     gate_up: Tensor | None  # (H, 2 I); None: `mlp` is called
     down: Tensor | None  # (I, H)
     mlp: Any
+    experts: tuple[Tensor, Tensor] | None  # (E, 2 I, H) and (E, H, I), each expert's matrix stored by inputs
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,6 +92,10 @@ class Decoder:
 
     def _mlp(self, layer: DecoderLayer, hidden: Tensor, normed: Tensor) -> None:
         self.native.rms_norm(hidden, *layer.mlp_norm, normed, None)
+        if layer.experts is not None:
+            _, gates, ids = layer.mlp.gate(normed)
+            hidden += Experts.apply(normed, ids, gates, *layer.experts, self.native)  # type: ignore[no-untyped-call]
+            return
         if layer.gate_up is None or layer.down is None:
             hidden += layer.mlp(normed[None])[0]
             return
@@ -143,9 +153,13 @@ def _known(base: Any) -> bool:
         bypassed += [layer, attention, *linears]
     if not all(_has_forward(norm, norm_forward) for norm in norms):
         return False
-    modules = (*bypassed, *norms)
-    hooks = (hook for m in modules for hook in (*m._forward_hooks.values(), *m._forward_pre_hooks.values()))
-    return all(is_routing_hook(hook) for hook in hooks)  # routes are handed to the routers by the engine
+    return not any(_foreign_hooks(module) for module in (*bypassed, *norms))
+
+
+def _foreign_hooks(module: Any) -> bool:
+    """Hooks other than those of routing, to which the engine hands the routes itself."""
+    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    return not all(is_routing_hook(hook) for hook in hooks)
 
 
 def _has_forward(module: Any, function: Any) -> bool:
@@ -173,7 +187,20 @@ def _layer(layer: Any) -> DecoderLayer:
         gate_up=_by_inputs([mlp.gate_proj.weight, mlp.up_proj.weight]) if fused_mlp else None,
         down=_by_inputs([mlp.down_proj.weight]) if fused_mlp else None,
         mlp=mlp,
+        experts=_experts(mlp),
     )
+
+
+def _experts(mlp: Any) -> tuple[Tensor, Tensor] | None:
+    """Of a mixture that is a router and its experts, nothing else; other mixtures are called as they are."""
+    if type(mlp).__name__ not in MIXTURES or not _has_forward(mlp.experts, experts_forward):
+        return None
+    if _foreign_hooks(mlp) or _foreign_hooks(mlp.experts):
+        return None
+    gate_up, down = mlp.experts.gate_up_proj.detach(), mlp.experts.down_proj.detach()
+    if gate_up.dtype != mlp.gate.weight.dtype:
+        return None
+    return gate_up.mT.contiguous().mT, down.mT.contiguous().mT
 
 
 def _by_inputs(weights: list[Tensor]) -> Tensor:
