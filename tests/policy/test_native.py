@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gspo.policy.fused import NormRotate, RmsNorm, SwiGlu
-from gspo.policy.native import Native, load_native, native_for
+from gspo.policy.native import Native, keep_freed_memory, load_native, native_for
 
 pytestmark = pytest.mark.skipif(load_native(torch.float32) is None, reason="no C compiler here: torch code is used")
 DTYPES = [(torch.float32, 2e-5), (torch.float64, 1e-12)]
@@ -113,6 +113,12 @@ def test_decode_attention(dtype: torch.dtype, bound: float, window: int | None, 
         expected = torch.einsum("ht,thd->hd", weights, all_values).flatten()
         torch.testing.assert_close(out[row], expected, atol=bound, rtol=bound)
         torch.testing.assert_close(keys[row, position], key, atol=bound, rtol=bound)
+
+
+def test_freed_memory_is_kept_where_there_is_glibc() -> None:
+    import platform
+
+    assert keep_freed_memory() == (platform.libc_ver()[0] == "glibc")
 
 
 def test_the_same_runs_give_the_same_bits() -> None:

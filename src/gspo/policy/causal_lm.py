@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from gspo.errors import DataError, ModelError
 from gspo.policy.attention import ATTENTION, hidden_states, probe_packing, register_attention
 from gspo.policy.fused import fuse_modules
+from gspo.policy.native import keep_freed_memory
 from gspo.policy.packed_attention import make_plan, plan_to
 from gspo.policy.projection import LogitHead, head_of
 from gspo.policy.tiny import tiny_model
@@ -124,6 +125,8 @@ def prepare_policy(
     choose_experts(model)
     remove_dropout(model)
     fuse_modules(model)
+    if next(model.parameters()).device.type == "cpu":
+        keep_freed_memory()
     if gradient_checkpointing:
         _recompute_activations(model)
     model.train()
