@@ -6,7 +6,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: install demo smollm2 test check format system clean bench bench-venv bench-scaling soak
+.PHONY: install demo smollm2 test check format system clean bench bench-venv bench-scaling soak figure
 
 install: $(STAMP)
 
@@ -72,3 +72,8 @@ bench-scaling: $(STAMP)
 soak: $(STAMP)
 	OMP_NUM_THREADS=1 GSPO_SOAK=1 GSPO_NUM_KILLS=30 $(BIN)/python -m pytest tests/resume/test_sigkill.py
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.resume.soak
+
+# The picture in the README: the top of the demo's report. `make figure RUN=runs/...`
+figure: system
+	chromium --headless --no-sandbox --disable-gpu --hide-scrollbars --user-data-dir=$$(mktemp -d) --window-size=1200,1390 \
+	  --virtual-time-budget=8000 --screenshot=$(abspath docs/figures/demo-report.png) file://$(abspath $(RUN))/report.html

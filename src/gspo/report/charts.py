@@ -43,7 +43,7 @@ class Chart:
 
     id: str
     section: str
-    title: str  # what a reader should see
+    title: str  # what is drawn; the text below it says what a healthy run looks like
     caption: str  # how to read it
     traces: list[Trace]
     x_title: str
@@ -100,8 +100,8 @@ def reward(runs: Sequence[RunData]) -> Chart:
     return Chart(
         "reward",
         "Result",
-        "Reward rises while training",
-        "Mean reward of the responses sampled in each step.",
+        "Reward in training",
+        "Mean reward of the responses sampled in each step; it should rise.",
         traces,
         STEP,
         "reward",
@@ -147,8 +147,8 @@ def clip_fractions(runs: Sequence[RunData]) -> Chart:
     return Chart(
         "clip_fraction",
         "Trust region",
-        "Clipping stays between 1 % and 30 %",
-        "Share cut by the clip in each step. Below the shade the bounds never bind; above it most off-policy data is "
+        "Share of responses and tokens that the clip cuts",
+        "By step; healthy between 1 % and 30 %. Below the shade the bounds never bind; above it most off-policy data is "
         "thrown away. Steps without any clipping are gaps.",
         traces,
         STEP,
@@ -173,9 +173,9 @@ def log_ratio_band(runs: Sequence[RunData]) -> Chart:
     return Chart(
         "log_ratio",
         "Trust region",
-        "log s reaches the bounds with its tails only",
-        "Length-normalised log ratio of whole responses: quantiles of each step. Bounds are drawn for objectives that "
-        "clip whole responses.",
+        "log s against the bounds",
+        "Length-normalised log ratio of whole responses, quantiles of each step; its tails should reach the bounds, its "
+        "middle should not. Bounds are drawn for objectives that clip whole responses.",
         traces,
         STEP,
         "log s (nats per token)",
@@ -195,8 +195,8 @@ def clip_by_mini_batch(runs: Sequence[RunData]) -> Chart:
     return Chart(
         "clip_by_mini_batch",
         "Trust region",
-        "The later the mini-batch, the more is clipped",
-        "Mean over the run. The first mini-batch is on-policy: its ratio is 1 and nothing is cut.",
+        "Clipping by mini-batch",
+        "Mean over the run; it should grow with the age of the data. The first mini-batch is on-policy: its ratio is 1 and nothing is cut.",
         traces,
         "updates since the responses were sampled",
         "share clipped",
@@ -215,7 +215,7 @@ def divergence(runs: Sequence[RunData]) -> Chart:
     return Chart(
         "divergence",
         "Trust region",
-        "Small moves of the policy, an engine that agrees",
+        "How far the policy moves, and the engine from the trainer",
         "Estimated KL divergences, and how far the sampler's log-probs are from the trainer's at equal weights.",
         kind_lines(runs, kinds, log=True),
         STEP,
@@ -238,7 +238,7 @@ def routing_drift(runs: Sequence[RunData]) -> Chart:
     return Chart(
         "routing_drift",
         "Trust region",
-        "Experts change with every update, layer by layer",
+        "Expert drift by layer and update",
         "Share of chosen experts that the recorded routes do not have, mean over the run. Under replay it is what "
         "the router would have chosen.",
         traces,
@@ -259,7 +259,7 @@ def lengths(runs: Sequence[RunData]) -> Chart:
     return Chart(
         "length",
         "Responses",
-        "Length changes slowly",
+        "Length of responses",
         "Tokens per response, stop token included. A sudden climb or fall often announces a collapse.",
         traces,
         STEP,
@@ -282,7 +282,7 @@ def shares(runs: Sequence[RunData]) -> Chart:
     return Chart(
         "shares",
         "Responses",
-        "Little is truncated, most groups teach something",
+        "Truncated responses, groups without signal",
         "Truncated: the response ran into the token limit. Without signal: all rewards of the group are equal.",
         traces,
         STEP,
@@ -295,8 +295,8 @@ def gradient_norm(runs: Sequence[RunData]) -> Chart:
     return Chart(
         "grad_norm",
         "Optimisation",
-        "Gradient norm without spikes",
-        "Norm before clipping, at every update.",
+        "Gradient norm",
+        "Norm before clipping, at every update; spikes announce trouble.",
         update_lines(runs, "grad_norm", log=True),
         UPDATE,
         "norm",
@@ -308,8 +308,8 @@ def entropy(runs: Sequence[RunData]) -> Chart:
     return Chart(
         "entropy",
         "Optimisation",
-        "Entropy falls without reaching zero",
-        "Mean entropy of the policy at response tokens. At zero all responses of a group are the same.",
+        "Entropy",
+        "Mean entropy of the policy at response tokens. It falls as the policy learns; at zero all responses of a group are the same.",
         kind_lines(runs, (("entropy", "entropy"),)),
         STEP,
         "nats per token",
@@ -321,8 +321,8 @@ def loss(runs: Sequence[RunData]) -> Chart:
     return Chart(
         "loss",
         "Optimisation",
-        "Loss is a check, not a goal",
-        "It starts near zero in every step, because advantages are centred; it does not measure progress.",
+        "Loss",
+        "A check, not a goal. It starts near zero in every step, because advantages are centred; it does not measure progress.",
         update_lines(runs, "loss"),
         UPDATE,
         "loss",
@@ -333,7 +333,7 @@ def learning_rate(runs: Sequence[RunData]) -> Chart:
     return Chart(
         "learning_rate",
         "Optimisation",
-        "Learning rate as scheduled",
+        "Learning rate",
         "Rate of each update.",
         update_lines(runs, "learning_rate"),
         UPDATE,
@@ -380,7 +380,7 @@ def sft_loss(runs: Sequence[RunData]) -> Chart:
     return Chart(
         "sft_loss",
         "Cold start",
-        "Next-token loss falls",
+        "Next-token loss",
         "Mean negative log-prob of the response tokens, at every update of supervised training.",
         traces,
         "update (supervised)",
@@ -396,7 +396,7 @@ def sft_evaluation(runs: Sequence[RunData]) -> Chart:
     return Chart(
         "sft_evaluation",
         "Cold start",
-        "Pass rate reaches a start for reinforcement learning",
+        "Pass rate before reinforcement learning",
         "Held-out pass@1 during supervised training; rewards need spread, so neither 0 nor 1.",
         traces,
         "update (supervised)",
