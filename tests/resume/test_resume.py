@@ -17,6 +17,7 @@ from gspo.cli.verify_resume import differences
 from gspo.config import Recipe
 from gspo.errors import ConfigError, ModelError, RunDirectoryError, RunError
 from gspo.events import read_events
+from gspo.launch import checkpoints, runs, stages
 from gspo.train.guard import CollapseError
 
 from .runs import DENSE, make_recipe, outcome
@@ -52,10 +53,10 @@ def resumed(run: Path) -> dict[str, Any]:
 
 
 def die(monkeypatch: pytest.MonkeyPatch, run: Callable[[], Any], name: str, call: int) -> None:
-    """Ends a run before the given call (from 1) of a function of ``gspo.launch`` or ``gspo.train.loop``."""
+    """Ends a run before the given call (from 1) of a function of the launch or of ``gspo.train.loop``."""
     from gspo.train import loop
 
-    module = launch if hasattr(launch, name) else loop
+    module = next(module for module in (runs, stages, loop) if hasattr(module, name))
     function = getattr(module, name)
     calls = iter(range(1, 10_000))
 
@@ -82,7 +83,7 @@ def test_a_run_with_a_cold_start_goes_on_from_any_stage(
     shutil.rmtree(tmp_path / "run")
     die(monkeypatch, lambda: train(with_sft, tmp_path / "run"), name, call)
     sft_calls = []
-    monkeypatch.setattr(launch, "run_sft", lambda *a, _run=launch.run_sft, **o: sft_calls.append(1) or _run(*a, **o))
+    monkeypatch.setattr(stages, "run_sft", lambda *a, _run=stages.run_sft, **o: sft_calls.append(1) or _run(*a, **o))
     assert resumed(tmp_path / "run") == expected
     assert len(sft_calls) == (name == "run_sft")  # a cold start that was finished is not made again
 
@@ -216,8 +217,8 @@ def test_what_is_no_run_to_continue_is_said_so(recipe: Recipe, tmp_path: Path, c
 def test_other_versions_are_said_so(recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = train(recipe, tmp_path / "run")
     (tmp_path / "run" / "summary.json").unlink()
-    versions = launch.package_versions()
-    monkeypatch.setattr(launch, "package_versions", lambda: {**versions, "torch": "99.0"})
+    versions = checkpoints.package_versions()
+    monkeypatch.setattr(checkpoints, "package_versions", lambda: {**versions, "torch": "99.0"})
     found = resumed(tmp_path / "run")
     (warning,) = [event for event in found["events"] if event["type"] == "warning"]
     assert f"with torch {versions['torch']}, now 99.0" in warning["message"]

@@ -16,6 +16,7 @@ import pytest
 from gspo import launch
 from gspo.config import Recipe
 from gspo.errors import GspoError, RunDirectoryError
+from gspo.launch import checkpoints, parts
 from gspo.rollout.embedded.engine import EmbeddedEngine
 from gspo.train import checkpoint, journal, manifest
 
@@ -172,7 +173,7 @@ def test_control_a_position_that_is_not_restored_is_found(dense: Recorded, monke
 
 def test_control_an_optimizer_that_starts_anew_is_found(dense: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        launch, "restore_optimizer", lambda policy, optimizer, state, num: setattr(optimizer, "update", num)
+        parts, "restore_optimizer", lambda policy, optimizer, state, num: setattr(optimizer, "update", num)
     )
     points = dense.points("killed", num_checkpoints=(1,))[::8]
     assert failures(dense.recipe, dense.run_dir, points, dense.expected)
@@ -209,7 +210,7 @@ def test_control_a_checkpoint_written_in_place_is_found(folder: Path, monkeypatc
 
     recipe, run_dir = make_recipe(folder / "recipe"), folder / "control"
     with monkeypatch.context() as patch:
-        patch.setattr(launch, "save_checkpoint", in_place)
+        patch.setattr(checkpoints, "save_checkpoint", in_place)
         disk = record(recipe, run_dir, patch)
     expected = outcome(run_dir)
     points = [p for p in disk.points if p.num_checkpoints == 1 and p.accident == "killed"][::8]

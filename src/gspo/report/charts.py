@@ -148,7 +148,8 @@ def clip_fractions(runs: Sequence[RunData]) -> Chart:
         "clip_fraction",
         "Trust region",
         "Share of responses and tokens that the clip cuts",
-        "By step; healthy between 1 % and 30 %. Below the shade the bounds never bind; above it most off-policy data is "
+        "By step; healthy between 1 % and 30 %. Below the shade the bounds never bind; above it most "
+        "off-policy data is "
         "thrown away. Steps without any clipping are gaps.",
         traces,
         STEP,
@@ -174,7 +175,8 @@ def log_ratio_band(runs: Sequence[RunData]) -> Chart:
         "log_ratio",
         "Trust region",
         "log s against the bounds",
-        "Length-normalised log ratio of whole responses, quantiles of each step; its tails should reach the bounds, its "
+        "Length-normalised log ratio of whole responses, quantiles of each step; its tails should reach "
+        "the bounds, its "
         "middle should not. Bounds are drawn for objectives that clip whole responses.",
         traces,
         STEP,
@@ -196,7 +198,8 @@ def clip_by_mini_batch(runs: Sequence[RunData]) -> Chart:
         "clip_by_mini_batch",
         "Trust region",
         "Clipping by mini-batch",
-        "Mean over the run; it should grow with the age of the data. The first mini-batch is on-policy: its ratio is 1 and nothing is cut.",
+        "Mean over the run; it should grow with the age of the data. The first mini-batch is on-policy: "
+        "its ratio is 1 and nothing is cut.",
         traces,
         "updates since the responses were sampled",
         "share clipped",
@@ -309,7 +312,8 @@ def entropy(runs: Sequence[RunData]) -> Chart:
         "entropy",
         "Optimisation",
         "Entropy",
-        "Mean entropy of the policy at response tokens. It falls as the policy learns; at zero all responses of a group are the same.",
+        "Mean entropy of the policy at response tokens. It falls as the policy learns; at zero all "
+        "responses of a group are the same.",
         kind_lines(runs, (("entropy", "entropy"),)),
         STEP,
         "nats per token",
@@ -322,7 +326,8 @@ def loss(runs: Sequence[RunData]) -> Chart:
         "loss",
         "Optimisation",
         "Loss",
-        "A check, not a goal. It starts near zero in every step, because advantages are centred; it does not measure progress.",
+        "A check, not a goal. It starts near zero in every step, because advantages are centred; it does "
+        "not measure progress.",
         update_lines(runs, "loss"),
         UPDATE,
         "loss",

@@ -1,0 +1,77 @@
+"""What the recipe says about the loop and the loss, in their own words: bounds, objective, correction, calibration.
+
+Pure functions of the recipe; nothing is loaded here.
+"""
+
+from __future__ import annotations
+
+from gspo.config.schema import Recipe
+from gspo.objectives import make_objective
+from gspo.objectives.base import Objective
+from gspo.objectives.bundle import PAPER_BOUNDS
+from gspo.objectives.correction import Correction
+from gspo.train.bounds import Bounds, Calibration
+from gspo.train.loop import LoopSettings
+from gspo.train.step import MicroBatching
+
+
+def settings_of(recipe: Recipe) -> LoopSettings:
+    trainer = recipe.train
+    low = min(first_bounds(recipe).clip_low or (PAPER_BOUNDS[recipe.objective.name] or (1e-3,))[0], 0.2)
+    return LoopSettings(
+        seed=recipe.run.seed,
+        num_steps=trainer.num_steps,
+        prompts_per_step=recipe.rollout.prompts_per_step,
+        num_mini_batches=trainer.num_mini_batches,
+        cut=MicroBatching(trainer.micro_batch_size, trainer.micro_batch_tokens),
+        temperature=recipe.rollout.temperature,
+        old_logprobs=trainer.old_logprobs,
+        mismatch_bound=trainer.mismatch_bound or low / 10,
+        groups_without_signal=trainer.groups_without_signal,
+        max_refills=trainer.max_refills,
+        truncated=trainer.truncated,
+        advantage_scale=recipe.advantage.scale,
+        std_floor=recipe.advantage.std_floor,
+        eval_every=recipe.eval.every,
+        checkpoint_every=recipe.checkpoint.every,
+        num_logged_samples=trainer.num_logged_samples,
+        non_finite=recipe.guard.non_finite,
+        max_non_finite=recipe.guard.max_non_finite,
+        reaction="stop" if recipe.guard.reaction == "stop" else "warn",
+    )
+
+
+def first_bounds(recipe: Recipe) -> Bounds:
+    """Explicit ones, the paper's, or none yet: calibration finds them in the first steps."""
+    objective = recipe.objective
+    paper = PAPER_BOUNDS[objective.name]
+    if paper is None or objective.clip == "calibrated":
+        return Bounds(None, None)
+    if objective.clip == "explicit":
+        return Bounds(objective.clip_low, objective.clip_high)
+    return Bounds(*paper)
+
+
+def objective_of(recipe: Recipe, bounds: Bounds) -> Objective:
+    settings, correction = recipe.objective, correction_of(recipe)
+    return make_objective(
+        settings.name,
+        bounds.clip_low,
+        bounds.clip_high,
+        settings.unit,
+        tau_positive=settings.tau_positive,
+        tau_negative=settings.tau_negative,
+        length_divisor=settings.length_divisor or recipe.rollout.max_new_tokens,
+        weighs_tokens=correction is not None and correction.by_token,
+    )
+
+
+def correction_of(recipe: Recipe) -> Correction | None:
+    settings = recipe.objective.correction
+    return None if settings.kind == "none" else Correction(settings.kind, settings.low, settings.high)
+
+
+def calibration_of(recipe: Recipe) -> Calibration | None:
+    if recipe.objective.clip != "calibrated":
+        return None
+    return Calibration(recipe.objective.clip_target, recipe.objective.calibration_steps)
