@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gspo.diagnostics import log_ratio_quantiles
+from gspo.diagnostics import effective_sample_size, log_ratio_by_length, log_ratio_quantiles
 from gspo.train.step import UpdateResult
 from gspo.types import RolloutGroup, TrainBatch, add_metrics, mean_metrics
 
@@ -21,6 +21,8 @@ def step_metrics(results: Sequence[UpdateResult], batch: TrainBatch, log_s: Tens
     metrics = {
         **mean_metrics(add_metrics([r.sums for r in applied])),
         **log_ratio_quantiles(log_s),
+        **log_ratio_by_length(log_s, batch.rollouts.sequences.lengths),
+        "effective_sample_size": effective_sample_size(log_s),
         **_routing_metrics(applied),
         "groups/dropped": float(_num_dropped_groups(batch)),
         "tokens/trained": float(batch.loss_mask.sum()),
