@@ -35,6 +35,7 @@ def settings_of(recipe: Recipe) -> LoopSettings:
         eval_every=recipe.eval.every,
         checkpoint_every=recipe.checkpoint.every,
         num_logged_samples=trainer.num_logged_samples,
+        answer_column=recipe.reward.answer_column,
         non_finite=recipe.guard.non_finite,
         max_non_finite=recipe.guard.max_non_finite,
         reaction="stop" if recipe.guard.reaction == "stop" else "warn",

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from gspo.config.check import plan_batch
-from gspo.config.schema import Recipe
+from gspo.config.schema import Recipe, SftConfig
 from gspo.data.pairs import load_pairs
 from gspo.envs.tasks import make_task
 from gspo.errors import ConfigError, RewardError
@@ -24,7 +24,7 @@ from gspo.rewards.audit import audit
 from gspo.train.loop import LoopSettings
 from gspo.train.optimizer import Optimizer
 from gspo.train.progress import Progress
-from gspo.train.sft import SftSettings
+from gspo.train.sft import Pair, SftSettings
 from gspo.train.sft import sft as run_sft
 
 
@@ -53,21 +53,8 @@ def audit_rewards(log: Log, house: House) -> None:
         )
 
 
-def cold_start(
-    log: Log,
-    recipe: Recipe,
-    policy: CausalPolicy,
-    evaluate: Callable[[int], Mapping[str, Any]] | None,
-    directory: RunDirectory,
-    stop: StopSignal,
-) -> int:
-    """Supervised training on the recipe's pairs, saved as ``checkpoints/sft``; returns the number of updates.
-
-    One that is broken off starts from its beginning when the run is continued.
-    """
-    settings = recipe.sft
-    if settings is None:
-        raise ConfigError("the recipe has no [sft] section: say what to train on (sft.path or sft.task)")
+def pairs_of(recipe: Recipe, settings: SftConfig, policy: CausalPolicy) -> list[Pair]:
+    """(prompt ids, response ids) of the cold start; prompts are rendered as those of [data]."""
     task = None
     if settings.task is not None:
         task = make_task(settings.task, settings.task_options, seed=recipe.run.seed, num=settings.num_pairs)
@@ -83,6 +70,25 @@ def cold_start(
         tokenizer=policy.tokenizer,
         max_tokens=policy.context_length,
     )
+    return [(prompt.token_ids, response) for prompt, response in pairs]
+
+
+def cold_start(
+    log: Log,
+    recipe: Recipe,
+    policy: CausalPolicy,
+    evaluate: Callable[[int], Mapping[str, Any]] | None,
+    directory: RunDirectory,
+    stop: StopSignal,
+) -> int:
+    """Supervised training on the recipe's pairs, saved as ``checkpoints/sft``; returns the number of updates.
+
+    One that is broken off starts from its beginning when the run is continued.
+    """
+    settings = recipe.sft
+    if settings is None:
+        raise ConfigError("the recipe has no [sft] section: say what to train on (sft.path or sft.task)")
+    pairs = pairs_of(recipe, settings, policy)
     optimizer = Optimizer(
         policy.model,
         learning_rate=settings.learning_rate,
@@ -102,7 +108,7 @@ def cold_start(
     num_updates = run_sft(
         policy,
         optimizer,
-        [(prompt.token_ids, response) for prompt, response in pairs],
+        pairs,
         SftSettings(
             seed=recipe.run.seed,
             num_steps=settings.num_steps,

@@ -149,8 +149,7 @@ def clip_fractions(runs: Sequence[RunData]) -> Chart:
         "Trust region",
         "Share of responses and tokens that the clip cuts",
         "By step; healthy between 1 % and 30 %. Below the shade the bounds never bind; above it most "
-        "off-policy data is "
-        "thrown away. Steps without any clipping are gaps.",
+        "off-policy data is thrown away. Steps without any clipping are gaps.",
         traces,
         STEP,
         "share clipped",
@@ -176,8 +175,7 @@ def log_ratio_band(runs: Sequence[RunData]) -> Chart:
         "Trust region",
         "log s against the bounds",
         "Length-normalised log ratio of whole responses, quantiles of each step; its tails should reach "
-        "the bounds, its "
-        "middle should not. Bounds are drawn for objectives that clip whole responses.",
+        "the bounds, its middle should not. Bounds are drawn for objectives that clip whole responses.",
         traces,
         STEP,
         "log s (nats per token)",

@@ -6,11 +6,11 @@ answer and junk. The gold answer, in the form that scores best, must score highe
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gspo.rewards.base import RewardSet
+from gspo.rewards.base import RewardSet, gold_of
 from gspo.rewards.builtin import BUILTIN
 from gspo.types import Prompt, Score
 
@@ -98,10 +98,7 @@ def _gold(prompt: Prompt, answer_column: str, program: bool = False) -> str | No
         return None if source is None else str(source)
     value: Any = prompt.columns.get("solution")
     if value is None or not prompt.task:
-        value = prompt.columns.get(answer_column)
-    model = prompt.columns.get("reward_model")
-    if value is None and isinstance(model, Mapping):
-        value = model.get("ground_truth")
+        value = gold_of(prompt.columns, answer_column)
     if value is None:
         return None
     return str(value)

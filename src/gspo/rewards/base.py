@@ -194,6 +194,13 @@ def gold_answers(columns: Mapping[str, Sequence[Any]], answer_column: str) -> Se
     raise RewardError(f"the data have no column {answer_column!r} with gold answers{_nearest(answer_column, columns)}")
 
 
+def gold_of(columns: Mapping[str, Any], answer_column: str) -> Any:
+    """The gold answer of one row, in the column or in verl's ``reward_model``; None if it has none."""
+    value = columns.get(answer_column)
+    model = columns.get("reward_model")
+    return model.get("ground_truth") if value is None and isinstance(model, Mapping) else value
+
+
 def _nearest(name: str, names: Iterable[str]) -> str:
     known = sorted(names)
     close = get_close_matches(name, known, n=1)

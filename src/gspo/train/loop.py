@@ -70,6 +70,7 @@ class LoopSettings:
     eval_every: int
     checkpoint_every: int
     num_logged_samples: int
+    answer_column: str = "answer"  # shown as gold beside the logged samples
     num_probe_rows: int = 8
     non_finite: Literal["stop", "skip"] = "stop"
     max_non_finite: int = 3
@@ -263,7 +264,8 @@ def _one_step(parts: Parts, settings: LoopSettings, progress: Progress) -> tuple
     if parts.bounds.clip_low is not None and parts.bounds.clip_high is not None:
         metrics |= {"clip_low": parts.bounds.clip_low, "clip_high": parts.bounds.clip_high}
     if settings.num_logged_samples:
-        samples = logged_samples(collected.groups, batch, updated.log_s, settings.num_logged_samples)
+        number, column = settings.num_logged_samples, settings.answer_column
+        samples = logged_samples(collected.groups, batch, updated.log_s, number, column)
         parts.emit("samples", step=step, samples=samples)
     parts.emit(
         "step",

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gspo.diagnostics import effective_sample_size, log_ratio_by_length, log_ratio_quantiles
+from gspo.rewards.base import gold_of
 from gspo.train.step import UpdateResult
 from gspo.types import RolloutGroup, TrainBatch, add_metrics, mean_metrics
 
@@ -48,9 +49,9 @@ def _num_dropped_groups(batch: TrainBatch) -> int:
 
 
 def logged_samples(
-    groups: Sequence[RolloutGroup], batch: TrainBatch, log_s: Tensor, number: int
+    groups: Sequence[RolloutGroup], batch: TrainBatch, log_s: Tensor, number: int, answer_column: str
 ) -> list[dict[str, Any]]:
-    """A few responses of the first group that has signal, best and worst first; empty for ``number`` 0."""
+    """A few responses of the first group that has signal, largest advantages first; empty for ``number`` 0."""
     rows = [(group, rollout) for group in groups for rollout in group.rollouts]
     order = sorted(range(len(rows)), key=lambda n: (not rows[n][0].has_signal, int(batch.rollouts.group_ids[n])))
     group = [n for n in order if rows[n][0] is rows[order[0]][0]]
@@ -63,7 +64,7 @@ def logged_samples(
                 "prompt_id": prompt.id,
                 "prompt": prompt.content if isinstance(prompt.content, str) else [dict(m) for m in prompt.content],
                 "answer": rollout.text,
-                "gold": prompt.columns.get("answer"),
+                "gold": gold_of(prompt.columns, answer_column),
                 "reward": rollout.score.value,
                 "components": dict(rollout.score.components),
                 "ratio": float(log_s[n].exp()),
