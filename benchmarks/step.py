@@ -27,7 +27,7 @@ from benchmarks.workloads import WORKLOADS, Workload
 from gspo.policy.causal_lm import load_policy
 
 ROOT = Path(__file__).resolve().parent.parent
-PEERS = {"trl": (ROOT / ".venv-trl/bin/python", ROOT / "benchmarks/peer_trl.py")}
+PEERS = {name: (ROOT / f".venv-{name}/bin/python", ROOT / f"benchmarks/peer_{name}.py") for name in ("trl", "vllm")}
 #: The other setting of our side, by what a workload compares.
 OTHER_SETTING = {"lengths": "half", "skipping": "all"}
 
@@ -61,7 +61,7 @@ def measure(
 def _peer(peer: str, workload: Workload, model: str, threads: int, clock: str) -> Worker:
     python, script = PEERS[peer]
     if not python.exists():
-        raise SystemExit(f"{python} does not exist; `make bench-venv` builds it")
+        raise SystemExit(f"{python} does not exist; `make bench-venv-{peer}` builds it")
     return Worker(str(python), [str(script), workload.name, model], threads, clock)
 
 
