@@ -2,8 +2,8 @@
 
     .venv-vllm/bin/python benchmarks/peer_vllm.py w3 MODEL_DIRECTORY
 
-A round is one generation of all responses of the workload, of exactly the given length, with the log-prob of each chosen
-token, at temperature 1 and without truncation of the distribution: what a trainer asks for. No weights are exchanged.
+A round is one generation of all responses of the workload, of exactly the given length, with the log-prob of each
+chosen token, at temperature 1 and from the whole distribution: what a trainer asks for. No weights are exchanged.
 """
 
 from __future__ import annotations

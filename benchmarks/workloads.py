@@ -1,4 +1,4 @@
-"""The seven workloads: which model, which batch, and how much arithmetic a step of them must do.
+"""The workloads: which model, which batch, and how much arithmetic a step of them must do.
 
 Plain data, read by both sides: the worker of the peer runs in another virtual environment, so nothing here imports more
 than the standard library.
