@@ -36,6 +36,11 @@ def test_case_g13(case, sandbox):
     assert judge(program, read_problem({**problem, **limits}), sandbox).correct is case["verdict"]
 
 
+@pytest.mark.parametrize("end", ["exit()", "quit()", "exit(0)", "import sys; sys.exit()"])
+def test_a_program_may_end_itself(sandbox, end):
+    assert judge(f"{RIGHT}{end}\n", read_problem(SUM), sandbox).correct is True
+
+
 @pytest.mark.parametrize(
     ("response", "program"),
     [

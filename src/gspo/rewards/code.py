@@ -151,7 +151,12 @@ def run_test(program: str, problem: CodeProblem, test: CodeTest, sandbox: Sandbo
     tag = secrets.token_hex(16)
     if problem.function:
         files: dict[str, str | bytes] = {"main.py": program, "call.py": CALL_SHIM.read_text()}
-        request = {"tag": tag, "function": problem.function, "arguments": test.given}
+        request = {
+            "tag": tag,
+            "function": problem.function,
+            "arguments": test.given,
+            "prelude": problem.prelude,
+        }
         result = sandbox.run_python(files, "call.py", stdin=json.dumps(request).encode(), limits=problem.limits)
     else:
         result = sandbox.run_python({"main.py": program}, stdin=test.given, limits=problem.limits)

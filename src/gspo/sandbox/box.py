@@ -73,7 +73,8 @@ class Sandbox:
 
         A box that cannot be built is tried again; after ``NUM_TRIES`` the ending is FAILURE.
         """
-        python = [self.backend.interpreter.executable, "-I", "-S", "-B", "-X", "utf8", f"{{box}}/{script}"]
+        # Without -S: programs end with exit(), which site gives them; it finds no packages or user files in a box.
+        python = [self.backend.interpreter.executable, "-I", "-B", "-X", "utf8", f"{{box}}/{script}"]
         return self.run([*python, *arguments], files, stdin, limits)
 
     def run(

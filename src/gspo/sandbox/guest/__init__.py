@@ -8,3 +8,5 @@ SUPERVISOR = Path(__file__).with_name("supervise.py")
 CALL_SHIM = Path(__file__).with_name("call.py")
 #: Tries what a box must not allow, and says what it could do.
 PROBE = Path(__file__).with_name("probe.py")
+#: Runs a program over all tests of a problem, with the faults of LiveCodeBench's own harness.
+HARNESS = Path(__file__).with_name("harness.py")

@@ -1,7 +1,8 @@
 """Calls one function of the program beside this file; what it returns goes out as one line of JSON behind a tag.
 
-Reads ``{"tag", "function", "arguments"}`` from standard input. The program may do here whatever it likes to this
-process: it knows no expected value, and nothing it says is more than its own answer.
+Reads ``{"tag", "function", "arguments", "prelude"}`` from standard input; the prelude is run before the program. The
+program may do here whatever it likes to this process: it knows no expected value, and nothing it says is more than its
+own answer.
 """
 
 import json
@@ -14,11 +15,12 @@ from typing import Any
 RECURSION_LIMIT = 50_000
 
 
-def load(path: str) -> types.ModuleType:
+def load(path: str, prelude: str) -> types.ModuleType:
     """The program as a module named ``solution``, so that its ``__main__`` part does not run."""
     module = types.ModuleType("solution")
     module.__file__ = path
     sys.modules["solution"] = module
+    exec(prelude, module.__dict__)
     with open(path, encoding="utf-8") as file:
         exec(compile(file.read(), path, "exec"), module.__dict__)
     return module
@@ -42,7 +44,7 @@ def main() -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     sys.setrecursionlimit(RECURSION_LIMIT)
-    module = load(os.path.join(os.path.dirname(os.path.abspath(__file__)), "main.py"))
+    module = load(os.path.join(os.path.dirname(os.path.abspath(__file__)), "main.py"), request["prelude"])
     answer = find(module, request["function"])(*request["arguments"])
     line = memoryview(f"\n{request['tag']} {dumps(answer)}\n".encode())
     flush()
