@@ -83,10 +83,10 @@ class EvaluationResult:
         }
 
     def difference_from(self, earlier: EvaluationResult, *, seed: int = 0) -> PairedDifference:
-        """This minus ``earlier``, paired by prompt over the prompts that both could score.
+        """This minus ``earlier``, paired by prompt over the prompts that both could score; nan if there are none.
 
         Raises:
-            ConfigError: other prompts, or none that both could score.
+            ConfigError: other prompts.
         """
         mine, others = self.outcomes, earlier.outcomes
         if [o.prompt_id for o in mine] != [o.prompt_id for o in others]:
@@ -94,6 +94,8 @@ class EvaluationResult:
                 f"evaluations {earlier.name!r} and {self.name!r} are of different prompts; cannot pair them"
             )
         pairs = [(b.rate, a.rate) for a, b in zip(mine, others, strict=True) if a.num_scored and b.num_scored]
+        if not pairs:  # verifiers that could judge nothing do not end the run
+            return PairedDifference(math.nan, math.nan, math.nan, math.nan, 0, self.confidence)
         return paired_difference(
             [before for before, _ in pairs], [after for _, after in pairs], confidence=self.confidence, seed=seed
         )

@@ -60,7 +60,7 @@ def mean_interval(rates: Sequence[float] | Floats, num_samples: float, confidenc
     Raises:
         ConfigError: no problem, a rate outside [0, 1], or a confidence outside (0, 1).
     """
-    values = _checked(rates, confidence)
+    values = checked_rates(rates, confidence)
     mean = float(values.mean())
     count = len(values)
     if count == 1:  # one problem says nothing about the others
@@ -94,7 +94,7 @@ def paired_difference(
     Raises:
         ConfigError: unequal numbers of problems, no problem, rates outside [0, 1].
     """
-    a, b = _checked(first, confidence), _checked(second, confidence)
+    a, b = checked_rates(first, confidence), checked_rates(second, confidence)
     if len(a) != len(b):
         raise ConfigError(f"cannot pair an evaluation of {len(a)} problems with one of {len(b)}; use the same problems")
     differences = b - a
@@ -107,6 +107,44 @@ def paired_difference(
     variance = float(differences.var(ddof=1)) / count
     half = t * math.sqrt(variance) if variance > 1e-15 else t**2 / (count + t**2)
     return PairedDifference(mean, max(-1.0, mean - half), min(1.0, mean + half), p_value, count, confidence)
+
+
+def standard_error(rates: Sequence[float] | Floats) -> float:
+    """Of the mean, problems drawn from a population: ``std / sqrt(P)`` over the per-problem rates (the clusters).
+
+    nan for one problem. (Miller, arXiv 2411.00640, section 2.2; with equal numbers of responses this is its clustered
+    standard error up to the factor ``sqrt(P / (P - 1))``.)
+    """
+    values = checked_rates(rates)
+    return float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+
+
+def measurement_error(counts: Sequence[tuple[int, int]]) -> float:
+    """Standard error of the mean rate with the problems fixed: how far another set of samples of them would move it.
+
+    ``sqrt(sum_i p_i (1 - p_i) / (n_i - 1)) / P`` from (scored, passed) of each problem: the unbiased variance of each
+    rate, added. nan where a problem has a single sample, whose spread nothing tells.
+    """
+    if not counts or any(n < 2 for n, _ in counts):
+        return math.nan
+    variance = sum((c / n) * (1 - c / n) / (n - 1) for n, c in counts)
+    return math.sqrt(variance) / len(counts)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """P-values adjusted for being several (Holm 1979), in the order given: each at most alpha keeps the chance of any
+    false finding at most alpha.
+
+    >>> holm([0.01, 0.04, 0.03])
+    [0.03, 0.06, 0.06]
+    """
+    order = sorted(range(len(p_values)), key=lambda index: p_values[index])
+    adjusted = [0.0] * len(p_values)
+    highest = 0.0
+    for rank, index in enumerate(order):
+        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[index]))
+        adjusted[index] = highest
+    return adjusted
 
 
 def sign_flip_p_value(differences: Sequence[float] | Floats, *, seed: int = 0, num_permutations: int = 10_000) -> float:
@@ -171,7 +209,8 @@ def _t_cdf(x: float, degrees: int) -> float:
     return 0.5 + inside / 2
 
 
-def _checked(rates: Sequence[float] | Floats, confidence: float) -> Floats:
+def checked_rates(rates: Sequence[float] | Floats, confidence: float = 0.95) -> Floats:
+    """Rates as an array. Raises ConfigError: none, one outside [0, 1], or a confidence outside (0, 1)."""
     values = np.asarray(rates, dtype=np.float64)
     if values.ndim != 1 or not len(values):
         raise ConfigError("an interval needs the pass rates of at least one problem")

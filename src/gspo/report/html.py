@@ -6,20 +6,18 @@ other script run, and what models wrote reaches the page as text only.
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from gspo.errors import InputError, RunDirectoryError
+from gspo.errors import RunDirectoryError
 from gspo.report import headline
-from gspo.report.assets import CSS, SCRIPT
-from gspo.report.charts import Chart, all_charts
+from gspo.report.assets import SCRIPT
+from gspo.report.charts import all_charts
+from gspo.report.page import document, plotly_source, sections, tile
 from gspo.report.series import RunData, load_runs
-from gspo.report.traces import KeyEntry, colour_of
+from gspo.report.traces import colour_of
 
 #: Sample events of one run that a page holds; more are thinned evenly, the last one stays.
 MAX_SAMPLE_EVENTS = 200
@@ -39,7 +37,7 @@ def write_report(run_dirs: Sequence[Path], output: Path) -> Path:
     """
     if not run_dirs:
         raise RunDirectoryError("no run directory was given to report on")
-    page = render(load_runs(run_dirs), _plotly())
+    page = render(load_runs(run_dirs), plotly_source())
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(page, encoding="utf-8")
@@ -60,32 +58,12 @@ def render(runs: Sequence[RunData], plotly: str) -> str:
         _header(runs),
         _headline(runs),
         _notes(runs),
-        *_sections(charts),
+        *sections(charts),
         _samples(runs) if any(samples) else "",
         _setup(runs),
     ]
     scripts = [plotly.replace("\r\n", "\n"), SCRIPT] if charts or any(samples) else []
-    return _document(", ".join(run.label for run in runs), "\n".join(body), data, scripts)
-
-
-def _document(title: str, body: str, data: Mapping[str, Any], scripts: Sequence[str]) -> str:
-    hashes = " ".join(f"'sha256-{_digest(script)}'" for script in scripts) or "'none'"
-    policy = f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:"
-    # Only the first closes the data block, so no "<" of a model's answer may stay as it is.
-    text = json.dumps(data, separators=(",", ":"), allow_nan=False, ensure_ascii=True).replace("<", "\\u003c")
-    return "\n".join(
-        [
-            '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
-            f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{escape(title)}</title>\n<style>{CSS}</style>\n</head>\n<body>\n<main>",
-            body,
-            "</main>",
-            f'<script type="application/json" id="page-data">{text}</script>',
-            *(f"<script>{script}</script>" for script in scripts),
-            "</body>\n</html>\n",
-        ]
-    )
+    return document(", ".join(run.label for run in runs), "\n".join(body), data, scripts)
 
 
 def _header(runs: Sequence[RunData]) -> str:
@@ -121,10 +99,10 @@ def _tiles(run: RunData) -> str:
     if len(run.main_evaluation()) > 1:
         value = f'{escape(before.text)}<span class="arrow">→</span>{escape(after.text)}'
         note = f"{before.note} → {after.note}" if before.note and after.note else ""
-        tiles.append(_tile("pass@1 on held-out prompts", value, note, wide=True))
-        tiles.append(_tile("change", escape(change.text), change.note))
+        tiles.append(tile("pass@1 on held-out prompts", value, note, wide=True))
+        tiles.append(tile("change", escape(change.text), change.note))
     elif before.text != "–":
-        tiles.append(_tile("pass@1 on held-out prompts", escape(before.text), before.note))
+        tiles.append(tile("pass@1 on held-out prompts", escape(before.text), before.note))
     for name, shown in (
         ("reward in training", headline.last_reward(run)),
         ("responses clipped", headline.clipping(run)),
@@ -132,15 +110,8 @@ def _tiles(run: RunData) -> str:
         ("time", headline.duration(run)),
     ):
         if shown.text != "–":
-            tiles.append(_tile(name, escape(shown.text), shown.note))
+            tiles.append(tile(name, escape(shown.text), shown.note))
     return f'<div class="tiles">{"".join(tiles)}</div>'
-
-
-def _tile(name: str, value_html: str, note: str, wide: bool = False) -> str:
-    return (
-        f'<div class="card tile{" wide" if wide else ""}"><div class="name">{escape(name)}</div>'
-        f'<div class="value">{value_html}</div><div class="note">{escape(note)}</div></div>'
-    )
 
 
 def _table(runs: Sequence[RunData]) -> str:
@@ -198,43 +169,6 @@ def _notes(runs: Sequence[RunData]) -> str:
     return f'<ul class="card notes">{"".join(items)}</ul>'
 
 
-def _sections(charts: Sequence[Chart]) -> list[str]:
-    parts = []
-    for section in dict.fromkeys(chart.section for chart in charts):
-        cards = "".join(
-            f'<section class="card chart" id="chart-{chart.id}"><h3>{escape(chart.title)}</h3>'
-            f'<p>{escape(chart.caption)}</p>{_key(chart)}<div class="plot" id="plot-{chart.id}"></div></section>'
-            for chart in charts
-            if chart.section == section
-        )
-        parts.append(f'<h2>{escape(section)}</h2>\n<div class="grid">{cards}</div>')
-    return parts
-
-
-def _key(chart: Chart) -> str:
-    """The legend above a plot: buttons that hide and show what they stand for."""
-    entries = chart.key()
-    if not entries:
-        return ""
-    buttons = (
-        f'<button data-field="{entry.field}" data-value="{escape(entry.value)}">'
-        f"{_swatch(entry)}{escape(entry.value)}</button>"
-        for entry in entries
-    )
-    return f'<div class="key" data-chart="{chart.id}">{"".join(buttons)}</div>'
-
-
-def _swatch(entry: KeyEntry) -> str:
-    colour = entry.colour or "currentColor"
-    if entry.dash is None:
-        opacity = 1 if entry.colour else 0.3
-        drawn = f'<rect width="22" height="10" rx="2" fill="{colour}" opacity="{opacity}"/>'
-    else:
-        pattern = {"dot": "2 3", "dash": "6 4", "dashdot": "6 3 2 3", "longdash": "10 4"}.get(entry.dash, "none")
-        drawn = f'<line x2="22" y1="5" y2="5" stroke="{colour}" stroke-width="2.5" stroke-dasharray="{pattern}"/>'
-    return f'<svg width="22" height="10" aria-hidden="true">{drawn}</svg>'
-
-
 def _samples(runs: Sequence[RunData]) -> str:
     options = "".join(f"<option>{escape(run.label)}</option>" for run in runs)
     choice = f'<select id="sample-run" aria-label="run">{options}</select>' if len(runs) > 1 else ""
@@ -268,15 +202,3 @@ def _thinned(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         return list(events)
     last = len(events) - 1
     return [events[round(i * last / (MAX_SAMPLE_EVENTS - 1))] for i in range(MAX_SAMPLE_EVENTS)]
-
-
-def _digest(script: str) -> str:
-    return base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
-
-
-def _plotly() -> str:
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError as error:
-        raise InputError("the report draws with plotly, which is not installed: pip install 'gspo[report]'") from error
-    return str(get_plotlyjs())
