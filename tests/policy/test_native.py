@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gspo.policy.fused import NormRotate, RmsNorm, SwiGlu
-from gspo.policy.native import Native, keep_freed_memory, load_native, native_for
+from gspo.policy.native import Native, keep_freed_memory, load_library, load_native, native_for
 
 pytestmark = pytest.mark.skipif(load_native(torch.float32) is None, reason="no C compiler here: torch code is used")
 DTYPES = [(torch.float32, 2e-5), (torch.float64, 1e-12)]
@@ -17,6 +17,12 @@ def kernels(dtype: torch.dtype) -> Native:
     found = load_native(dtype)
     assert found is not None
     return found
+
+
+def forget() -> None:
+    """The next look is at the machine and the environment as they are then."""
+    load_native.cache_clear()
+    load_library.cache_clear()
 
 
 def numbers(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
@@ -81,40 +87,6 @@ def test_nan_stays_nan() -> None:
     ]
 
 
-@pytest.mark.parametrize(("dtype", "bound"), DTYPES)
-@pytest.mark.parametrize("window", [None, 5])
-@pytest.mark.parametrize("normed", [True, False])
-def test_decode_attention(dtype: torch.dtype, bound: float, window: int | None, normed: bool) -> None:
-    """Against softmax over each row's own keys, on both sides of a block of 64; slots hold nan elsewhere."""
-    positions = torch.tensor([0, 3, 63, 64, 130])
-    n, hq, hkv, size, length = 5, 4, 2, 8, 140
-    projected = numbers(n, (hq + 2 * hkv) * size, dtype=dtype).detach()
-    weight = numbers(2, size, dtype=dtype, seed=3).detach()
-    angles = numbers(length, size, dtype=dtype, seed=2).detach()
-    tables = angles.cos(), angles.sin()
-    keys, values = numbers(2, n, length, hkv, size, dtype=dtype, seed=4).detach()
-    for row, position in enumerate(positions.tolist()):
-        keys[row, position:], values[row, position:] = torch.nan, torch.nan
-    past_keys, past_values = keys.clone(), values.clone()
-    out = projected.new_empty(n, hq * size)
-    norms = (weight[0], 1e-6, weight[1], 1e-5) if normed else None
-    kernels(dtype).decode_attention(projected, norms, tables, keys, values, positions, hq, window, 0.3, out)
-    for row, position in enumerate(positions.tolist()):
-        heads = projected[row].view(hq + 2 * hkv, size)
-        query, key, value = heads[:hq], heads[hq : hq + hkv], heads[hq + hkv :]
-        if normed:
-            query, key = plain_norm(query, weight[0], 1e-6), plain_norm(key, weight[1], 1e-5)
-        cosine, sine = (table[position : position + 1] for table in tables)
-        query, key = plain_rotate(query[None], cosine, sine)[0], plain_rotate(key[None], cosine, sine)[0]
-        first = 0 if window is None else max(0, position - window + 1)
-        all_keys = torch.cat([past_keys[row, first:position], key[None]]).repeat_interleave(hq // hkv, dim=1)
-        all_values = torch.cat([past_values[row, first:position], value[None]]).repeat_interleave(hq // hkv, dim=1)
-        weights = (torch.einsum("hd,thd->ht", query, all_keys) * 0.3).softmax(-1)
-        expected = torch.einsum("ht,thd->hd", weights, all_values).flatten()
-        torch.testing.assert_close(out[row], expected, atol=bound, rtol=bound)
-        torch.testing.assert_close(keys[row, position], key, atol=bound, rtol=bound)
-
-
 def test_freed_memory_is_kept_where_there_is_glibc() -> None:
     import platform
 
@@ -135,13 +107,13 @@ def test_what_has_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     assert native_for(torch.zeros(1, dtype=torch.bfloat16)) is None
     assert native_for(torch.zeros(1, device="meta")) is None
     monkeypatch.setenv("GSPO_NATIVE", "0")
-    load_native.cache_clear()
+    forget()
     assert load_native(torch.float32) is None
     monkeypatch.setenv("GSPO_NATIVE", "1")
     monkeypatch.setenv("CC", "no-such-compiler")
-    load_native.cache_clear()
+    forget()
     assert load_native(torch.float32) is None
-    load_native.cache_clear()
+    forget()
 
 
 def test_a_compiler_that_fails_leaves_torch_code(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
@@ -150,7 +122,7 @@ def test_a_compiler_that_fails_leaves_torch_code(monkeypatch: pytest.MonkeyPatch
     broken.chmod(0o755)
     monkeypatch.setenv("CC", str(broken))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    load_native.cache_clear()
+    forget()
     assert load_native(torch.float32) is None
     assert not list((tmp_path / "cache" / "gspo").iterdir())
-    load_native.cache_clear()
+    forget()

@@ -28,8 +28,13 @@ def plan() -> PackedPlan:
     return make_plan(SEGMENTS, SHARED, POSITIONS)
 
 
+@pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("window", [None, 1000, 3])
-def test_equals_masked_softmax_attention_and_its_gradients(window: int | None) -> None:
+def test_equals_masked_softmax_attention_and_its_gradients(
+    window: int | None, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not compiled:
+        monkeypatch.setattr("gspo.policy.packed_attention.native_for", lambda _: None)
     torch.manual_seed(1)
     query, key, value = (torch.randn(1, heads, 45, 8, dtype=torch.float64, requires_grad=True) for heads in (4, 2, 2))
     mask = sees()
@@ -71,3 +76,40 @@ def test_prompts_of_one_length_are_attended_to_together() -> None:
         ((1, 8), (1, 5)),
     ]
     assert made.shared[0].keys.span == (0, 8)  # side by side: read in place
+
+
+def test_the_spans_of_the_kernel_put_each_prompt_before_its_responses() -> None:
+    """Lengths 0 are left out; the prompt without responses is a group of its own."""
+    sequences = plan().sequences
+    assert sequences is not None
+    first, second, third = [[0, 4, 0, 0], [4, 3, 0, 4], [7, 30, 0, 4]], [[37, 2, 0, 0]], [[39, 5, 0, 0], [44, 1, 39, 5]]
+    assert sequences.spans.tolist() == first + second + third
+    assert sequences.groups.tolist() == [0, 3, 4, 6]
+
+
+def test_a_prompt_that_is_no_segment_is_left_to_torch() -> None:
+    assert make_plan([(0, 4), (4, 3)], [SharedPrompt((4, 7), (0, 3))], torch.arange(7)).sequences is None
+
+
+#: A prompt longer than a block of keys, responses longer than a block of queries, and both shorter.
+LONG = [(0, 70), (70, 3), (73, 130), (203, 64), (267, 36)]
+
+
+@pytest.mark.parametrize(("heads", "key_heads", "size"), [(4, 2, 16), (3, 3, 64), (6, 1, 48)])
+def test_blocks_of_the_kernel_equal_whole_attention(
+    heads: int, key_heads: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = make_plan(LONG, [SharedPrompt((70, 203), (0, 70))], torch.arange(303))
+    torch.manual_seed(4)
+    inputs = [torch.randn(1, h, 303, size, requires_grad=True) for h in (heads, key_heads, key_heads)]
+    grad = torch.randn(1, 303, heads, size)
+
+    def once() -> list[Tensor]:
+        out = made.attend(0, *inputs, size**-0.5, None)
+        return [out, *torch.autograd.grad(out, inputs, grad)]
+
+    ours, again = once(), once()
+    monkeypatch.setattr("gspo.policy.packed_attention.native_for", lambda _: None)
+    for a, b, c in zip(ours, again, once(), strict=True):
+        assert torch.equal(a, b)  # to the last bit
+        torch.testing.assert_close(a, c, atol=2e-5 * float(c.detach().abs().max()), rtol=0)

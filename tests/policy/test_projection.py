@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gspo.errors import ModelError
-from gspo.policy.projection import LogitHead, head_of, selected_logprobs
+from gspo.policy.projection import LogitHead, even_chunk, head_of, selected_logprobs
 
 
 def parts(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -77,8 +77,39 @@ def test_logits_of_all_rows_never_exist_forward_or_backward() -> None:
 
 
 def test_the_chunk_follows_the_budget() -> None:
-    assert LogitHead(torch.empty(100, 1)).chunk_rows == (64 << 20) // 400
-    assert LogitHead(torch.empty(151_936, 1)).chunk_rows == (64 << 20) // (4 * 151_936)
+    assert LogitHead(torch.empty(100, 1)).chunk_rows == (96 << 20) // 400
+    assert LogitHead(torch.empty(151_936, 1)).chunk_rows == (96 << 20) // (4 * 151_936)
+    assert even_chunk(384, 341) == 192  # two halves and not 341 and 43
+    assert even_chunk(0, 16) == 1
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("head", [{}, {"scale": 0.5}, {"softcap": 3.0}])
+def test_every_backward_pass_and_every_chunk_gives_the_same_gradient(
+    compiled: bool, head: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first backward pass uses up the logits that were kept, the second computes them again."""
+    if not compiled:
+        monkeypatch.setattr("gspo.policy.projection.native_for", lambda _: None)
+    torch.manual_seed(3)
+    hidden, weight = torch.randn(50, 8, dtype=torch.float64), torch.randn(33, 8, dtype=torch.float64)
+    inputs = [hidden.requires_grad_(), weight.requires_grad_()]
+    targets = torch.arange(50) % 33
+    upstream = torch.cos(torch.arange(50.0, dtype=torch.float64))
+    logits = hidden @ weight.t() * head.get("scale", 1.0)
+    if "softcap" in head:
+        logits = head["softcap"] * torch.tanh(logits / head["softcap"])
+    plain = torch.log_softmax(logits / 0.7, 1)
+    expected = torch.autograd.grad(plain[torch.arange(50), targets], inputs, upstream)
+    plain = plain.detach()
+    for chunk in (50, 16):
+        ours, entropy = selected_logprobs(LogitHead(weight, **head), hidden, targets, 0.7, True, chunk)
+        torch.testing.assert_close(ours, plain[torch.arange(50), targets], atol=1e-12, rtol=0)
+        assert entropy is not None
+        torch.testing.assert_close(entropy, -(plain.exp() * plain).sum(1), atol=1e-12, rtol=0)
+        for retain in (True, False):
+            for a, b in zip(torch.autograd.grad(ours, inputs, upstream, retain_graph=retain), expected, strict=True):
+                torch.testing.assert_close(a, b, atol=1e-11, rtol=0)
 
 
 def test_a_model_without_a_linear_head_is_refused() -> None:

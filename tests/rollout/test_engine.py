@@ -156,6 +156,25 @@ def test_cost_follows_the_rows_that_still_run() -> None:
     assert sum(steps[:last_start]) >= 0.9 * 4 * last_start
 
 
+def test_slots_stay_busy_while_samples_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """192 responses of 8 to 512 tokens in 16 slots, the lengths of w6: a long one holds nobody up."""
+    lengths = torch.tensor([round(8 * 64 ** ((i * 37 % 192) / 191)) for i in range(192)])
+    # For random numbers a mark at the last token of the seed's response, for sampling the stop id there.
+    monkeypatch.setattr(engine, "uniforms", lambda seeds, places: (places + 1 == lengths[seeds]).double())
+    monkeypatch.setattr(engine, "choose", lambda logits, _, mark: (torch.where(mark > 0, 3, 20), logits[:, 0].float()))
+    policy = small_policy(hidden_size=16, intermediate_size=16, num_hidden_layers=1, max_position_embeddings=1024)
+    requests = [GenerationRequest(str(i), (20, 21 + i % 50), tuple(range(4 * i, 4 * i + 4))) for i in range(48)]
+    sampler = EmbeddedEngine(policy, max_slots=16)
+    assert sampler.slot_use.share == 1.0
+    results = sampler.generate(requests, SamplingParams(512, 1.0, STOPS))
+    assert [len(c.token_ids) for row in results for c in row] == lengths.tolist()
+    assert (int(lengths.min()), int(lengths.max())) == (8, 512)
+    assert sampler.slot_use.share >= 0.9
+    # What is counted is real: once the last sample has a slot, at most 16 rows of at most 511 steps are left.
+    fed_back = int((lengths - 1).sum())
+    assert fed_back - 16 * 511 <= sampler.slot_use.busy <= fed_back
+
+
 def test_stop_reasons() -> None:
     policy = small_policy()
     request = GenerationRequest("p", (20, 21), tuple(range(40)))

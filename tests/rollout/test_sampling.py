@@ -1,12 +1,20 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
-from gspo.rollout.embedded import sampling
-from gspo.rollout.embedded.sampling import choose, uniforms
+from gspo.rollout.embedded.library import load_decoding
+from gspo.rollout.embedded.sampling import choose, choose_by_torch, uniforms
 
 MASK = (1 << 64) - 1
+#: The compiled sampler where there is a compiler (else the next one twice), and the one in torch.
+SAMPLERS = pytest.mark.parametrize("sample", [choose, choose_by_torch])
+
+
+def zeros(number: int) -> torch.Tensor:
+    return torch.zeros(number, dtype=torch.int64)
 
 
 def splitmix(x: int) -> int:
@@ -33,15 +41,16 @@ def test_uniforms_are_uniform_over_positions_and_over_neighbouring_seeds() -> No
         assert statistic < 43.8  # chi-square with 19 degrees of freedom exceeds this once in a thousand
 
 
+@SAMPLERS
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 @pytest.mark.parametrize("vocabulary", [6, 3000])
-def test_frequencies_are_those_of_the_softmax(temperature: float, vocabulary: int) -> None:
+def test_frequencies_are_those_of_the_softmax(sample: Any, temperature: float, vocabulary: int) -> None:
     """Six likely tokens, the other 2,994 of the large vocabulary together as likely as one of them."""
     n = 20_000
     places = torch.tensor([0, 1, 511, 512, 2048, 2999]) if vocabulary > 6 else torch.arange(6)
     logits = torch.full((vocabulary,), -8.0)
     logits[places] = torch.tensor([0.0, 1.0, -1.0, 0.5, 2.0, -2.0])
-    tokens, logprobs = choose(logits.repeat(n, 1), temperature, torch.arange(n), torch.zeros(n, dtype=torch.int64))
+    tokens, logprobs = sample(logits.repeat(n, 1), temperature, uniforms(torch.arange(n), zeros(n)))
     expected = (logits.double() / temperature).log_softmax(-1)
     torch.testing.assert_close(logprobs.double(), expected[tokens], atol=1e-5, rtol=0)
     counts = torch.bincount(tokens, minlength=vocabulary).double()
@@ -54,33 +63,58 @@ def test_frequencies_are_those_of_the_softmax(temperature: float, vocabulary: in
     assert statistic < 22.5  # chi-square with at most 6 degrees of freedom exceeds this once in a thousand
 
 
-def test_greedy_takes_the_largest_and_reports_temperature_one() -> None:
+@SAMPLERS
+def test_greedy_takes_the_first_of_the_largest(sample: Any) -> None:
     logits = torch.tensor([[0.0, 3.0, 3.0, 1.0]])
-    tokens, logprobs = choose(logits.clone(), 0.0, torch.tensor([1]), torch.tensor([0]))
+    tokens, logprobs = sample(logits.clone(), 1.0, None)
     assert tokens.tolist() == [1]
     assert logprobs[0] == pytest.approx(float(logits.log_softmax(-1)[0, 1]), abs=1e-6)
 
 
+@SAMPLERS
 @pytest.mark.parametrize("vocabulary", [5, 2000])
 @pytest.mark.parametrize("number", [0.0, 1 - 2**-53])
-def test_a_token_of_probability_zero_is_never_drawn(
-    vocabulary: int, number: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_token_of_probability_zero_is_never_drawn(sample: Any, vocabulary: int, number: float) -> None:
     """Not even at the ends of [0, 1): impossible tokens surround the possible one."""
-    monkeypatch.setattr(sampling, "uniforms", lambda seeds, positions: torch.full(seeds.shape, number).double())
     logits = torch.full((1, vocabulary), -torch.inf)
     logits[0, vocabulary // 2] = -3.0
-    tokens, logprobs = choose(logits, 1.0, torch.tensor([0]), torch.tensor([0]))
+    tokens, logprobs = sample(logits, 1.0, torch.tensor([number], dtype=torch.float64))
     assert tokens.tolist() == [vocabulary // 2]
     assert logprobs.tolist() == [0.0]
+
+
+@SAMPLERS
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("greedy", [True, False])
+def test_a_logit_that_is_no_number_is_reported_by_its_row(sample: Any, bad: float, greedy: bool) -> None:
+    logits = torch.zeros(3, 600)
+    logits[1, 550] = bad
+    _, logprobs = sample(logits, 1.0, None if greedy else torch.full((3,), 0.3, dtype=torch.float64))
+    assert torch.isfinite(logprobs).tolist() == [True, False, True]
+
+
+@pytest.mark.skipif(load_decoding(torch.float32) is None, reason="no C compiler here: torch code is used")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("vocabulary", [100, 512, 5000])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_both_samplers_choose_the_same(dtype: torch.dtype, vocabulary: int, temperature: float) -> None:
+    """But for a number that falls within rounding of the border between two tokens: none of these does."""
+    logits = 3 * torch.randn(300, vocabulary, generator=torch.Generator().manual_seed(1), dtype=dtype)
+    for numbers in (None, uniforms(torch.arange(300), zeros(300))):
+        ours, ours_logprobs = choose(logits.clone(), temperature, numbers)
+        theirs, theirs_logprobs = choose_by_torch(logits.clone(), temperature, numbers)
+        assert torch.equal(ours, theirs)
+        torch.testing.assert_close(ours_logprobs, theirs_logprobs, atol=2e-6, rtol=0)
 
 
 def test_a_row_draws_the_same_in_any_company() -> None:
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(50, 2000, generator=generator)
     seeds, positions = torch.arange(50) * 7, torch.arange(50)
-    together, _ = choose(logits.clone(), 1.0, seeds, positions)
+    numbers = uniforms(seeds, positions)
+    together, logprobs = choose(logits.clone(), 1.0, numbers)
     for row in range(50):
         part = slice(row, row + 1)
-        alone, _ = choose(logits[part].clone(), 1.0, seeds[part], positions[part])
+        alone, logprob = choose(logits[part].clone(), 1.0, numbers[part])
         assert alone[0] == together[row]
+        assert logprob[0] == logprobs[row]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ _BYTES: Final[Mapping[str, int]] = {"float32": 4, "bfloat16": 2, "float16": 2}
 #: Prompt length that is assumed where the recipe does not limit it.
 ASSUMED_PROMPT_TOKENS: Final = 256
 #: What the logits of one chunk of rows may take (as in policy/projection.py).
-LOGIT_CHUNK_BYTES: Final = 64 << 20
+LOGIT_CHUNK_BYTES: Final = 96 << 20
 
 
 @dataclass(frozen=True)
@@ -176,6 +177,27 @@ def estimate_memory(
     }
     fixed = parts["weights"] + parts["gradients"] + parts["optimizer"] + parts["reference"]
     return parts | {"peak": fixed + max(parts["kv_cache"], parts["activations"] + parts["logprobs"])}
+
+
+def machine_memory() -> int | None:
+    """Bytes that a process may have: those of the machine, or of its control group if fewer; None: not known."""
+    try:
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):
+        return None
+    limit = Path("/sys/fs/cgroup/memory.max")
+    text = limit.read_text().strip() if limit.is_file() else ""
+    return min(total, int(text)) if text.isdecimal() else total
+
+
+def readable(size: int) -> str:
+    """Bytes in units of 1024."""
+    value, unit = float(size), "B"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if value < 1024 or unit == "TiB":
+            break
+        value /= 1024
+    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
 
 
 def _micro_batch_tokens(recipe: Recipe, length: int, num_sequences: int) -> int:

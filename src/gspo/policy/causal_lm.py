@@ -243,7 +243,11 @@ def _from_pretrained(path: str, gguf_file: str | None, dtype: torch.dtype, trust
     try:
         with _quiet():
             tokenizer = AutoTokenizer.from_pretrained(path, **options)
-            loaded: Any = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, output_loading_info=True, **options)
+            # Weights of any other form are pickles.
+            safe = {} if gguf_file is not None else {"use_safetensors": True}
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                path, dtype=dtype, output_loading_info=True, **options, **safe
+            )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
         raise ModelError(_not_a_model(path, error)) from error
     model, info = loaded

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from gspo.policy.experts import experts_forward
+from gspo.policy.layer import AttentionHalf, AttentionSetting, GatedHalf, NormBranch, is_heard, plain_linears
 from gspo.policy.native import Native, native_for
 from gspo.policy.packed_attention import PackedPlan, make_plan
 
@@ -24,6 +25,9 @@ NORMS = frozenset(f"{family}RMSNorm" for family in FAMILIES)
 GATED_MLPS = frozenset(f"{family}MLP" for family in FAMILIES)
 EXPERTS = frozenset(f"{family}Experts" for family in FAMILIES)
 ATTENTIONS = frozenset(f"{family}Attention" for family in FAMILIES)
+LAYERS = frozenset(f"{family}DecoderLayer" for family in FAMILIES)
+#: MLPs that are a router and experts, and nothing else.
+SPARSE_MLPS = frozenset(("Qwen3MoeSparseMoeBlock", "MixtralSparseMoeBlock"))
 #: Largest relative difference from the module's own forward: rounding, several times over. Norms of the library round
 #: to float32 inside whatever the dtype, so the bound is the same for float64.
 PROBE_BOUND = 1e-5
@@ -44,9 +48,9 @@ class RmsNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, inverse = ctx.saved_tensors
-        grad_x, partial = torch.empty_like(x), _partial(weight)
-        ctx.native.rms_norm_backward(grads[0].contiguous(), x, weight, inverse, grad_x, partial)
-        return grad_x, partial.sum(0), None, None
+        grad_x = torch.empty_like(x)
+        grad_weight = ctx.native.rms_norm_backward(grads[0].contiguous(), x, weight, inverse, None, grad_x)
+        return grad_x, grad_weight, None, None
 
 
 class NormRotate(torch.autograd.Function):
@@ -69,9 +73,8 @@ class NormRotate(torch.autograd.Function):
         x, weight, inverse, cosine, sine = ctx.saved_tensors
         grad = grads[0].contiguous()
         grad_x = torch.empty_like(grad)
-        partial = None if weight is None else _partial(weight)
-        ctx.native.norm_rotate_backward(grad, x, weight, inverse, cosine, sine, grad_x, partial)
-        return grad_x, None if partial is None else partial.sum(0), None, None, None, None
+        grad_weight = ctx.native.norm_rotate_backward(grad, x, weight, inverse, cosine, sine, grad_x)
+        return grad_x, grad_weight, None, None, None, None
 
 
 class SwiGlu(torch.autograd.Function):
@@ -91,13 +94,8 @@ class SwiGlu(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         gate, up = ctx.saved_tensors
         grad_gate, grad_up = torch.empty_like(gate), torch.empty_like(up)
-        ctx.native.swiglu_backward(grads[0].contiguous(), gate, up, grad_gate, grad_up)
+        ctx.native.swiglu_backward(grads[0].contiguous(), gate, up, grad_gate, grad_up, None)
         return grad_gate.view(ctx.shape), grad_up.view(ctx.shape), None
-
-
-def _partial(weight: Tensor) -> Tensor:
-    """One row of sums per thread."""
-    return weight.new_zeros(torch.get_num_threads(), len(weight))
 
 
 def norm_forward(self: Any, hidden_states: Tensor) -> Tensor:
@@ -108,11 +106,19 @@ def norm_forward(self: Any, hidden_states: Tensor) -> Tensor:
     return out
 
 
-def mlp_forward(self: Any, x: Tensor) -> Tensor:
+def mlp_forward(self: Any, x: Tensor, skip: Tensor | None = None) -> Tensor:
+    """skip, where given, is added: the other way through the layer."""
     native = native_for(x)
+    linears = (self.gate_proj, self.up_proj, self.down_proj)
+    if native is not None and skip is not None and plain_linears(linears) and all(m.bias is None for m in linears):
+        weights = (module.weight for module in linears)
+        half: Tensor = GatedHalf.apply(*_rows(x, skip), *weights, native)  # type: ignore[no-untyped-call]
+        return half.view(skip.shape)
     if native is None:
-        return type(self).forward(self, x)
-    return self.down_proj(SwiGlu.apply(self.gate_proj(x), self.up_proj(x), native))  # type: ignore[no-untyped-call]
+        out = type(self).forward(self, x)
+    else:
+        out = self.down_proj(SwiGlu.apply(self.gate_proj(x), self.up_proj(x), native))  # type: ignore[no-untyped-call]
+    return out if skip is None else skip + out  # type: ignore[no-any-return]
 
 
 def attention_forward(
@@ -121,12 +127,14 @@ def attention_forward(
     position_embeddings: tuple[Tensor, Tensor] | None = None,
     attention_mask: Tensor | None = None,
     attention_plan: Any = None,
+    skip: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
+    """skip, where given, is added: the other way through the layer."""
     native = native_for(hidden_states)
     if attention_plan is None or native is None or position_embeddings is None:
         extra = {} if attention_plan is None else {"attention_plan": attention_plan}
-        return type(self).forward(
+        out, weights = type(self).forward(
             self,
             hidden_states,
             position_embeddings=position_embeddings,
@@ -134,8 +142,14 @@ def attention_forward(
             **extra,
             **kwargs,
         )
+        return (out if skip is None else skip + out), weights
     batch, length, _ = hidden_states.shape
     tables = [table.expand(batch, -1, -1).reshape(batch * length, -1).contiguous() for table in position_embeddings]
+    if skip is not None and isinstance(attention_plan, PackedPlan) and batch == 1:
+        linears = (self.q_proj, self.k_proj, self.v_proj, self.o_proj)
+        norms = (getattr(self, "q_norm", None), getattr(self, "k_norm", None))
+        if plain_linears(linears) and not any(is_heard(norm) for norm in norms if norm is not None):
+            return _attention_half(self, hidden_states, skip, linears, norms, tables, attention_plan, native), None
 
     def heads(projected: Tensor) -> Tensor:
         return projected.view(batch * length, -1, self.head_dim)
@@ -149,8 +163,82 @@ def attention_forward(
     key = rotated(self.k_proj(hidden_states), getattr(self, "k_norm", None))
     value = heads(self.v_proj(hidden_states))
     by_head = (x.unflatten(0, (batch, length)).transpose(1, 2) for x in (query, key, value))
-    out = attention_plan.attend(int(self.layer_idx), *by_head, float(self.scaling), attention_window(self))
-    return self.o_proj(out.reshape(batch, length, -1)), None
+    attended = attention_plan.attend(int(self.layer_idx), *by_head, float(self.scaling), attention_window(self))
+    out = self.o_proj(attended.reshape(batch, length, -1))
+    return (out if skip is None else skip + out), None
+
+
+def _attention_half(
+    self: Any,
+    hidden_states: Tensor,
+    skip: Tensor,
+    linears: tuple[Any, ...],
+    norms: tuple[Any, Any],
+    tables: list[Tensor],
+    plan: PackedPlan,
+    native: Native,
+) -> Tensor:
+    window = attention_window(self)
+    query_eps, key_eps = (0.0 if norm is None else norm_eps(norm) for norm in norms)
+    setting = AttentionSetting(
+        native,
+        plan,
+        (tables[0], tables[1]),
+        int(self.head_dim),
+        query_eps,
+        key_eps,
+        float(self.scaling),
+        None if window is not None and window >= plan.longest else window,
+    )
+    parameters = (
+        *(module.weight for module in linears),
+        *(module.bias for module in linears),
+        *(None if norm is None else norm.weight for norm in norms),
+    )
+    out: Tensor = AttentionHalf.apply(*_rows(hidden_states, skip), setting, *parameters)  # type: ignore[no-untyped-call]
+    return out.view(skip.shape)
+
+
+def layer_forward(self: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """A decoder layer whose two sums are part of its halves, where a plan says how to attend."""
+    if args or kwargs.get("attention_plan") is None or native_for(hidden_states) is None or not _has_halves(self):
+        return type(self).forward(self, hidden_states, *args, **kwargs)
+    x, skip = _branch(self.input_layernorm, hidden_states)
+    hidden_states, _ = self.self_attn(hidden_states=x, skip=skip, **kwargs)
+    x, skip = _branch(self.post_attention_layernorm, hidden_states)
+    if type(self.mlp).__name__ not in SPARSE_MLPS:
+        return self.mlp(x, skip=skip)
+    if is_heard(self.mlp) or "forward" in self.mlp.__dict__:
+        return skip + self.mlp(x)
+    x, around = _rows(x, skip)
+    _, gates, ids = self.mlp.gate(x)
+    return self.mlp.experts(x, ids, gates, skip=around).view(skip.shape)
+
+
+def _has_halves(layer: Any) -> bool:
+    """Whether attention and MLP take a ``skip``: nobody has put something else in their place since."""
+    halves: list[tuple[Any, Any]] = [(layer.self_attn, attention_forward)]
+    if type(layer.mlp).__name__ in SPARSE_MLPS:
+        halves.append((layer.mlp.experts, experts_forward))
+    else:
+        halves.append((layer.mlp, mlp_forward))
+    return all(getattr(module.forward, "__func__", None) is forward for module, forward in halves)
+
+
+def _branch(norm: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The norm of x, and x."""
+    native = native_for(x)
+    known = getattr(norm.forward, "__func__", None) is norm_forward and not is_heard(norm)
+    if native is None or not known or x.dtype != norm.weight.dtype:
+        return norm(x), x
+    (rows,) = _rows(x)
+    normed, around = NormBranch.apply(rows, norm.weight, norm_eps(norm), native)  # type: ignore[no-untyped-call]
+    return normed.view(x.shape), around.view(x.shape)
+
+
+def _rows(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """(..., H) -> (S, H), contiguous."""
+    return tuple(tensor.reshape(-1, tensor.shape[-1]).contiguous() for tensor in tensors)
 
 
 def attention_window(module: Any) -> int | None:
@@ -171,7 +259,9 @@ def fuse_modules(model: nn.Module) -> int:
         return 0
     rotary = getattr(getattr(model, "base_model", model), "rotary_emb", None)
     count = 0
-    for module in model.modules():
+    for module in sorted(
+        model.modules(), key=lambda module: type(module).__name__ in LAYERS
+    ):  # layers after their parts
         name = type(module).__name__
         if name in NORMS and _same(module, norm_forward):
             module.forward = MethodType(norm_forward, module)
@@ -181,6 +271,8 @@ def fuse_modules(model: nn.Module) -> int:
             module.forward = MethodType(experts_forward, module)
         elif name in ATTENTIONS and rotary is not None and _same_attention(module, rotary):
             module.forward = MethodType(attention_forward, module)
+        elif name in LAYERS and rotary is not None and _has_known_parts(module) and _same_layer(module, rotary):
+            module.forward = MethodType(layer_forward, module)
         else:
             continue
         count += 1
@@ -229,6 +321,21 @@ def _same_attention(module: Any, rotary: Any) -> bool:
         module, x, position_embeddings=tables, attention_mask=None, attention_plan=plans[1]
     )
     return plans[0].seen == plans[1].seen and _close(ours, theirs)
+
+
+def _has_known_parts(layer: Any) -> bool:
+    names = ("input_layernorm", "self_attn", "post_attention_layernorm", "mlp")
+    return all(hasattr(layer, name) for name in names) and _has_halves(layer)
+
+
+@torch.no_grad()
+def _same_layer(layer: Any, rotary: Any) -> bool:
+    weight = layer.input_layernorm.weight
+    x = _probe(1, 6, len(weight), dtype=weight.dtype)
+    positions = torch.tensor([0, 1, 2, 0, 1, 2])
+    tables = rotary(x, positions[None])
+    keywords = {"position_embeddings": tables, "attention_plan": make_plan([(0, 3), (3, 3)], [], positions)}
+    return _close(layer_forward(layer, x, **keywords), type(layer).forward(layer, x, **keywords))
 
 
 class _Watched:

@@ -1,4 +1,4 @@
-"""Compiled kernels for the parts of a decoder that memory limits: norms, rotations, gates, attention of one token.
+"""Compiled kernels for the parts of an update that memory limits: norms, rotations, gates, attention, AdamW.
 
 ``native.c`` is compiled by the machine's own C compiler the first time it is needed (about a second) and kept in the
 user's cache directory. Without a compiler, off the CPU, or with ``GSPO_NATIVE=0`` everything runs through the model's
@@ -23,6 +23,8 @@ import torch
 from torch import Tensor
 
 SOURCE = Path(__file__).with_name("native.c")
+#: Numbers that one partial sum of ``squares`` covers, as in update.h.
+STRETCH = 16384
 #: Contraction to fused multiply-adds is on; nothing else departs from IEEE arithmetic.
 FLAGS = ("-O3", "-march=native", "-fPIC", "-shared", "-fopenmp", "-fno-math-errno", "-fno-trapping-math")
 COMPILE_TIMEOUT_S = 60
@@ -38,46 +40,56 @@ def native_for(tensor: Tensor) -> Native | None:
 @functools.cache
 def load_native(dtype: torch.dtype) -> Native | None:
     """Compiles if needed and loads. None without a C compiler, or if it fails on this machine."""
+    library = load_library(SOURCE, dtype)
+    return None if library is None else Native(library, ctypes.c_double if dtype == torch.float64 else ctypes.c_float)
+
+
+@functools.cache
+def load_library(source: Path, dtype: torch.dtype) -> ctypes.CDLL | None:
+    """A C source of ours, compiled for float32 or float64; it may include headers of its folder and of this one."""
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if compiler is None or os.environ.get("GSPO_NATIVE") == "0":
         return None
     try:
-        path = _compiled(compiler, dtype)
-        library = ctypes.CDLL(str(path))
+        return ctypes.CDLL(str(_compiled(compiler, source, dtype)))
     except (OSError, subprocess.SubprocessError):
         return None
-    return Native(library, ctypes.c_double if dtype == torch.float64 else ctypes.c_float)
 
 
 @functools.cache
 def keep_freed_memory() -> bool:
-    """Tells the C library to keep freed blocks of up to 32 MB for the next ones; False where it cannot be told.
+    """Tells the C library to keep freed blocks for the next ones; False where it cannot be told.
 
     By default it maps fresh pages for every activation and gives them back, and touching them for the first time costs
     more than the operation that fills them. The peak is the same; between peaks the process stays at it.
     """
-    mmap_threshold, trim_threshold = -3, -1  # parameters of mallopt(3)
+    mmap_max, trim_threshold = -4, -1  # parameters of mallopt(3)
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError, TypeError):  # not the GNU C library
         return False
-    return bool(mallopt(mmap_threshold, 32 << 20) and mallopt(trim_threshold, 2**31 - 1))
+    return bool(mallopt(mmap_max, 0) and mallopt(trim_threshold, 2**31 - 1))
 
 
-def _compiled(compiler: str, dtype: torch.dtype) -> Path:
+def _compiled(compiler: str, source: Path, dtype: torch.dtype) -> Path:
     """Path of the library for this source, compiler and processor."""
     is_double = dtype == torch.float64
     command = [compiler, *FLAGS, f"-DREAL={'double' if is_double else 'float'}", f"-DIS_DOUBLE={int(is_double)}"]
-    identity = "\0".join([SOURCE.read_text(), *command, torch.__version__, _processor()])
+    folders = sorted({source.parent, SOURCE.parent})
+    texts = [file.read_text() for file in (source, *(h for folder in folders for h in sorted(folder.glob("*.h"))))]
+    identity = "\0".join([*texts, *command, torch.__version__, _processor()])
     directory = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gspo"
-    target = directory / f"native-{hashlib.sha256(identity.encode()).hexdigest()[:24]}.so"
+    target = directory / f"{source.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:24]}.so"
     if target.exists():
         return target
     directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=directory) as scratch:
         built = Path(scratch) / target.name
         subprocess.run(
-            [*command, str(SOURCE), "-o", str(built), "-lm"], check=True, capture_output=True, timeout=COMPILE_TIMEOUT_S
+            [*command, f"-I{SOURCE.parent}", str(source), "-o", str(built), "-lm"],
+            check=True,
+            capture_output=True,
+            timeout=COMPILE_TIMEOUT_S,
         )
         built.replace(target)  # at once, so that two processes may compile at the same time
     return target
@@ -99,6 +111,11 @@ class Native:
     library: Any
     real: Any  # the C type of one number
 
+    @property
+    def lanes(self) -> int:
+        """What the size of a head must be a multiple of for ``attend``."""
+        return int(self.library.block_lanes())
+
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor, inverse: Tensor | None) -> None:
         """(..., H) -> out (..., H); inverse (...) receives 1 / sqrt(mean(x^2) + eps)."""
         size = x.shape[-1]
@@ -107,13 +124,17 @@ class Native:
         )
 
     def rms_norm_backward(
-        self, grad: Tensor, x: Tensor, weight: Tensor, inverse: Tensor, grad_x: Tensor, partial: Tensor
-    ) -> None:
-        """partial: (threads, H) zeros; its sum over threads is the gradient of the weight."""
-        size = x.shape[-1]
+        self, grad: Tensor, x: Tensor, weight: Tensor, inverse: Tensor, skip: Tensor | None, grad_x: Tensor
+    ) -> Tensor:
+        """grad_x (..., H) receives the gradient by x, plus skip (..., H); returns that of the weight (H,)."""
+        size, partial = x.shape[-1], _partial(weight)
         self.library.rms_norm_backward(
-            *map(_at, (grad, x, weight, inverse)), _int(x.numel() // size), _int(size), _at(grad_x), _at(partial)
+            *map(_at, (grad, x, weight, inverse, skip)),
+            *map(_int, (x.numel() // size, size)),
+            _at(grad_x),
+            _at(partial),
         )
+        return partial.sum(0)
 
     def norm_rotate(
         self,
@@ -125,80 +146,126 @@ class Native:
         out: Tensor,
         inverse: Tensor | None,
     ) -> None:
-        """(S, heads, D) with tables (S, D) -> out (S, heads, D); inverse (S, heads)."""
+        """(S, heads, D) and tables (S, D) -> out (S, heads, D), rows of both any stride apart; inverse (S, heads)."""
         self.library.norm_rotate(
-            _at(x), _at(weight), self.real(eps), _at(cosine), _at(sine), *map(_int, x.shape), _at(out), _at(inverse)
-        )
+            *_heads(x), _at(weight), self.real(eps), _at(cosine), _at(sine), *map(_int, x.shape), *_heads(out),
+            _at(inverse),
+        )  # fmt: skip
 
     def norm_rotate_backward(
         self,
         grad: Tensor,
-        x: Tensor,
+        x: Tensor | None,
         weight: Tensor | None,
         inverse: Tensor | None,
         cosine: Tensor,
         sine: Tensor,
         grad_x: Tensor,
-        partial: Tensor | None,
-    ) -> None:
+    ) -> Tensor | None:
+        """grad -> grad_x (S, heads, D), rows any stride apart, may be the same; returns that of the weight (D,)."""
+        partial = None if weight is None else _partial(weight)
         self.library.norm_rotate_backward(
-            *map(_at, (grad, x, weight, inverse, cosine, sine)), *map(_int, grad.shape), _at(grad_x), _at(partial)
-        )
+            *_heads(grad), _at(x), _int(0 if x is None else x.stride(0)), *map(_at, (weight, inverse, cosine, sine)),
+            *map(_int, grad.shape), *_heads(grad_x), _at(partial),
+        )  # fmt: skip
+        return None if partial is None else partial.sum(0)
 
     def swiglu(self, gate: Tensor, up: Tensor, out: Tensor) -> None:
         """silu(gate) * up; gate and up (rows, I) have one row stride, out is contiguous."""
         rows, size = gate.shape
         self.library.swiglu(_at(gate), _at(up), _int(gate.stride(0)), _int(rows), _int(size), _at(out))
 
-    def swiglu_backward(self, grad: Tensor, gate: Tensor, up: Tensor, grad_gate: Tensor, grad_up: Tensor) -> None:
+    def swiglu_backward(
+        self, grad: Tensor, gate: Tensor, up: Tensor, grad_gate: Tensor, grad_up: Tensor, out: Tensor | None
+    ) -> None:
+        """Gradients with the strides of gate and up; out, where given, receives silu(gate) * up again."""
         rows, size = gate.shape
         self.library.swiglu_backward(
-            *map(_at, (grad, gate, up)), _int(gate.stride(0)), _int(rows), _int(size), _at(grad_gate), _at(grad_up)
+            *map(_at, (grad, gate, up)), *map(_int, (gate.stride(0), rows, size)), *map(_at, (grad_gate, grad_up, out))
         )
 
-    def combine(self, y: Tensor, places: Tensor, gates: Tensor | None, out: Tensor) -> None:
-        """out (n, H): sums over k of gates (n, K), or 1, times rows places (n, K) of y (m, H)."""
-        self.library.combine(*map(_at, (y, places, gates)), *map(_int, places.shape), _int(out.shape[1]), _at(out))
+    def take_rows(self, x: Tensor, rows: Tensor, out: Tensor) -> None:
+        """out (m, H) = x[rows]."""
+        self.library.take_rows(*map(_at, (x, rows)), *map(_int, out.shape), _at(out))
 
-    def combine_backward(
-        self, grad: Tensor, y: Tensor, places: Tensor, gates: Tensor, grad_y: Tensor, grad_gates: Tensor
+    def add_rows(self, y: Tensor, rows: Tensor, gates: Tensor | None, out: Tensor) -> None:
+        """out[rows] (m, H) += gates (m,), or 1, times y (m, H); the rows are all different."""
+        self.library.add_rows(*map(_at, (y, rows, gates)), *map(_int, y.shape), _at(out))
+
+    def expert_backward(
+        self, grad: Tensor, projected: Tensor, gates: Tensor, out: Tensor, grad_projected: Tensor, grad_gates: Tensor
     ) -> None:
-        self.library.combine_backward(
-            *map(_at, (grad, y, places, gates)),
-            *map(_int, places.shape),
-            _int(grad.shape[1]),
-            _at(grad_y),
-            _at(grad_gates),
-        )
+        """Of gates (m,) times the activation of projected (m, 2 I), from the gradient (m, I) of the activation times 1.
 
-    def decode_attention(
-        self,
-        projected: Tensor,
-        norms: tuple[Tensor, float, Tensor, float] | None,
-        tables: tuple[Tensor, Tensor],
-        keys: Tensor,
-        values: Tensor,
-        positions: Tensor,
-        num_query_heads: int,
-        window: int | None,
-        scale: float,
-        out: Tensor,
-    ) -> None:
-        """One token per row: projected (n, (Hq + 2 Hkv) D) -> out (n, Hq D); keys and values (slots, L, Hkv, D) get it.
-
-        norms: weight and epsilon for queries, then for keys. tables: cosine and sine (positions, D).
+        out (m, I): the activation times its gates.
         """
-        query_weight, query_eps, key_weight, key_eps = norms or (None, 0.0, None, 0.0)
-        _, length, key_heads, size = keys.shape
-        self.library.decode_attention(
-            *map(_at, (projected, query_weight, key_weight)),
-            self.real(query_eps),
-            self.real(key_eps),
-            *map(_at, (*tables, keys, values, positions)),
-            *map(_int, (len(projected), num_query_heads, key_heads, size, length, window or 0)),
-            self.real(scale),
-            _at(out),
+        self.library.expert_backward(
+            *map(_at, (grad, projected, gates)), *map(_int, grad.shape), *map(_at, (out, grad_projected, grad_gates))
         )
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, sequences: Tensor, scale: float, out: Tensor, lse: Tensor
+    ) -> None:
+        """(S, Hq, D), (S, Hkv, D) twice, rows any stride apart -> out (S, Hq, D), lse (S, Hq); see attention.h."""
+        self.library.attend(
+            *_heads(query, key, value), _at(sequences), _int(len(sequences)),
+            *map(_int, (query.shape[1], *key.shape[1:])), self.real(scale), _at(out), _at(lse),
+        )  # fmt: skip
+
+    def attend_backward(
+        self,
+        grad: Tensor,
+        inputs: tuple[Tensor, Tensor, Tensor],
+        out: Tensor,
+        lse: Tensor,
+        sequences: Tensor,
+        groups: Tensor,
+        scale: float,
+        grads: tuple[Tensor, Tensor, Tensor],
+    ) -> None:
+        """Writes the gradients of query, key and value, rows any stride apart."""
+        query, key, _ = inputs
+        delta = torch.empty_like(lse)  # room for the kernel
+        self.library.attend_backward(
+            _at(grad), *_heads(*inputs), *map(_at, (out, lse, sequences, groups)), _int(len(groups) - 1),
+            *map(_int, (query.shape[1], *key.shape[1:])), self.real(scale), _at(delta), *_heads(*grads),
+        )  # fmt: skip
+
+    def logprob_rows(
+        self, logits: Tensor, targets: Tensor, factor: float, logprobs: Tensor, lse: Tensor, entropies: Tensor | None
+    ) -> None:
+        """Of softmax(factor * logits) (rows, V): log-probs of the targets, log-sum-exps and entropies (rows,)."""
+        self.library.logprob_rows(
+            _at(logits),
+            _at(targets),
+            self.real(factor),
+            *map(_int, logits.shape),
+            *map(_at, (logprobs, lse, entropies)),
+        )
+
+    def logprob_gradient(self, logits: Tensor, targets: Tensor, lse: Tensor, grad: Tensor, factor: float) -> None:
+        """Turns logits into the gradient of sum(grad * log-probs) by them."""
+        self.library.logprob_gradient(
+            *map(_at, (logits, targets, lse, grad)), self.real(factor), *map(_int, logits.shape)
+        )
+
+    def squares(self, x: Tensor, parts: Tensor) -> None:
+        """parts (ceil(n / STRETCH),) float64: sums of squares of stretches of x."""
+        self.library.squares(_at(x), _int(x.numel()), _at(parts))
+
+    def adamw(self, tensors: tuple[Tensor, Tensor, Tensor, Tensor], numbers: tuple[float, ...]) -> None:
+        """Parameter, gradient, mean and mean square; clip factor, decay, betas, step size, root correction, epsilon."""
+        self.library.adamw(*map(_at, tensors), _int(tensors[0].numel()), *map(self.real, numbers))
+
+
+def _partial(weight: Tensor) -> Tensor:
+    """One row of sums per thread."""
+    return weight.new_zeros(torch.get_num_threads(), len(weight))
+
+
+def _heads(*tensors: Tensor) -> list[Any]:
+    """Address and row stride of each."""
+    return [argument for tensor in tensors for argument in (_at(tensor), _int(tensor.stride(0)))]
 
 
 def _at(tensor: Tensor | None) -> ctypes.c_void_p:

@@ -12,6 +12,7 @@ real query of a causal segment, so no mask is built. Segments of equal length th
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor
 
 from gspo.policy.kernels import BlockRule, backward_block, forward_block
+from gspo.policy.native import Native, native_for
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,11 +86,20 @@ class SharedBucket:
 
 
 @dataclass(frozen=True, eq=False)
+class Sequences:
+    """Segments with what they attend to, a prompt directly before the responses to it."""
+
+    spans: Tensor  # (n, 4) int64: start and length of a segment, start and length of its prompt (0, 0: none)
+    groups: Tensor  # (g + 1,) int64: where each prompt with its responses begins
+
+
+@dataclass(frozen=True, eq=False)
 class PackedPlan:
     """How a packed row of S tokens attends; built once, used by every layer."""
 
     buckets: tuple[Bucket, ...]
     shared: tuple[SharedBucket, ...]
+    sequences: Sequences | None  # the same for the compiled kernel; None where a prompt is no segment of its own
     positions: Tensor  # (S,) int64
     longest: int  # largest position + 1
 
@@ -120,43 +131,90 @@ class PackedAttention(torch.autograd.Function):
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, plan: PackedPlan, scale: float, window: int | None
     ) -> Tensor:
-        lse_dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
-        out = query.new_empty(*query.shape[:2], value.shape[-1])
-        lse = torch.empty(query.shape[:2], dtype=lse_dtype, device=query.device)
-        for bucket in plan.buckets:
-            q, k, v = (bucket.gather(tensor) for tensor in (query, key, value))
-            bucket_out, bucket_lse = forward_block(q, k, v, plan.rule(bucket, scale, window))
-            bucket.put(out, bucket_out)
-            bucket.put(lse, bucket_lse.to(lse_dtype))
-        for shared in plan.shared:
-            q, k, v = shared.queries.gather(query), shared.keys.gather(key), shared.keys.gather(value)
-            block_out, block_lse = forward_block(q, k, v, plan.shared_rule(shared, scale, window))
-            _join(out, lse, shared.queries, block_out, block_lse)
+        out, lse = attend(plan, query, key, value, scale, window)
         ctx.save_for_backward(query, key, value, out, lse)
         ctx.plan, ctx.scale, ctx.window = plan, scale, window
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (grad,) = grads
         query, key, value, out, lse = ctx.saved_tensors
-        plan: PackedPlan = ctx.plan
         dq, dk, dv = (torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (query, key, value))
-        for bucket in plan.buckets:
-            q, k, v, o, log_sum = (bucket.gather(tensor) for tensor in (query, key, value, out, lse))
-            rule = plan.rule(bucket, ctx.scale, ctx.window)
-            blocks = backward_block(bucket.gather_grad(grad), q, k, v, o, log_sum, rule)
-            for target, block in zip((dq, dk, dv), blocks, strict=True):
-                bucket.put(target, block)
-        for shared in plan.shared:
-            q, o, log_sum = (shared.queries.gather(tensor) for tensor in (query, out, lse))
-            k, v = shared.keys.gather(key), shared.keys.gather(value)
-            rule = plan.shared_rule(shared, ctx.scale, ctx.window)
-            block_q, *block_kv = backward_block(shared.queries.gather_grad(grad), q, k, v, o, log_sum, rule)
-            shared.queries.add(dq, block_q)
-            for target, block in zip((dk, dv), block_kv, strict=True):
-                shared.keys.add(target, block)
+        attend_backward(ctx.plan, grads[0], (query, key, value), out, lse, ctx.scale, ctx.window, (dq, dk, dv))
         return dq, dk, dv, None, None, None
+
+
+def attend(
+    plan: PackedPlan, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None
+) -> tuple[Tensor, Tensor]:
+    """Output (S, Hq, Dv) and log-sum-exp (S, Hq), float32 (float64 for float64). No autograd."""
+    lse_dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
+    out = query.new_empty(*query.shape[:2], value.shape[-1])
+    lse = torch.empty(query.shape[:2], dtype=lse_dtype, device=query.device)
+    native = _native(plan, query, key, value, window)
+    if native is not None and plan.sequences is not None:
+        q, k, v = _by_rows((query, key, value))
+        native.attend(q, k, v, plan.sequences.spans, scale, out, lse)
+        return out, lse
+    for bucket in plan.buckets:
+        q, k, v = (bucket.gather(tensor) for tensor in (query, key, value))
+        bucket_out, bucket_lse = forward_block(q, k, v, plan.rule(bucket, scale, window))
+        bucket.put(out, bucket_out)
+        bucket.put(lse, bucket_lse.to(lse_dtype))
+    for shared in plan.shared:
+        q, k, v = shared.queries.gather(query), shared.keys.gather(key), shared.keys.gather(value)
+        block_out, block_lse = forward_block(q, k, v, plan.shared_rule(shared, scale, window))
+        _join(out, lse, shared.queries, block_out, block_lse)
+    return out, lse
+
+
+def attend_backward(
+    plan: PackedPlan,
+    grad: Tensor,
+    inputs: tuple[Tensor, Tensor, Tensor],
+    out: Tensor,
+    lse: Tensor,
+    scale: float,
+    window: int | None,
+    into: tuple[Tensor, Tensor, Tensor],
+) -> None:
+    """Writes the gradients of query, key and value (``inputs``), given that of out, to ``into``."""
+    native = _native(plan, *inputs, window)
+    if native is not None and plan.sequences is not None:
+        sequences = plan.sequences
+        native.attend_backward(
+            grad.contiguous(), _by_rows(inputs), out, lse, sequences.spans, sequences.groups, scale, into
+        )
+        return
+    dq, dk, dv = into
+    query, key, value = inputs
+    for bucket in plan.buckets:
+        q, k, v, o, log_sum = (bucket.gather(tensor) for tensor in (query, key, value, out, lse))
+        blocks = backward_block(bucket.gather_grad(grad), q, k, v, o, log_sum, plan.rule(bucket, scale, window))
+        for target, block in zip((dq, dk, dv), blocks, strict=True):
+            bucket.put(target, block)
+    for shared in plan.shared:
+        q, o, log_sum = (shared.queries.gather(tensor) for tensor in (query, out, lse))
+        k, v = shared.keys.gather(key), shared.keys.gather(value)
+        rule = plan.shared_rule(shared, scale, window)
+        block_q, *block_kv = backward_block(shared.queries.gather_grad(grad), q, k, v, o, log_sum, rule)
+        shared.queries.add(dq, block_q)
+        for target, block in zip((dk, dv), block_kv, strict=True):
+            shared.keys.add(target, block)
+
+
+def _native(plan: PackedPlan, query: Tensor, key: Tensor, value: Tensor, window: int | None) -> Native | None:
+    """The kernels, where they can do this: no window, heads of whole vectors."""
+    native = native_for(query)
+    if native is None or plan.sequences is None or window is not None:
+        return None
+    return native if key.shape[-1] == value.shape[-1] and key.shape[-1] % native.lanes == 0 else None
+
+
+def _by_rows(tensors: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """(S, H, D) each, so that the heads of a token lie side by side."""
+    first, second, third = (t if t.stride()[1:] == (t.shape[2], 1) else t.contiguous() for t in tensors)
+    return first, second, third
 
 
 def _join(out: Tensor, lse: Tensor, bucket: Bucket, block_out: Tensor, block_lse: Tensor) -> None:
@@ -185,7 +243,29 @@ def make_plan(segments: Sequence[tuple[int, int]], shared: Sequence[SharedPrompt
     if group:
         buckets.append(_bucket(group))
     longest = int(positions.max()) + 1 if positions.numel() else 0
-    return PackedPlan(tuple(buckets), _shared_buckets(shared), positions, longest)
+    return PackedPlan(tuple(buckets), _shared_buckets(shared), _sequences(used, shared), positions, longest)
+
+
+def _sequences(used: Sequence[tuple[int, int]], shared: Sequence[SharedPrompt]) -> Sequences | None:
+    """used: (length, start) of the segments."""
+    lengths = {start: length for length, start in used}
+    starts = sorted(lengths)
+    prompts: dict[tuple[int, int], list[int]] = {}
+    for part in shared:
+        inside = starts[bisect_left(starts, part.queries[0]) : bisect_left(starts, part.queries[1])]
+        prompts.setdefault(part.keys, []).extend(inside)
+    if any(lengths.get(start) != end - start for start, end in prompts):
+        return None
+    answers = {start for inside in prompts.values() for start in inside}
+    responses = {keys[0]: inside for keys, inside in prompts.items()}
+    spans, groups = [], [0]
+    for start in starts:
+        if start in answers:
+            continue
+        spans.append((start, lengths[start], 0, 0))
+        spans += [(answer, lengths[answer], start, lengths[start]) for answer in responses.get(start, ())]
+        groups.append(len(spans))
+    return Sequences(torch.tensor(spans, dtype=torch.int64).view(-1, 4), torch.tensor(groups))
 
 
 def _shared_buckets(shared: Sequence[SharedPrompt]) -> tuple[SharedBucket, ...]:

@@ -1,7 +1,8 @@
 """From hidden states to log-probs, in chunks of rows: (rows, V) logits of a whole batch never exist.
 
 ``log p(y) = x_y - logsumexp(x)`` with ``x = logits / temperature``, in float32 whatever the dtype of the weights
-(float64 for float64). The backward pass recomputes a chunk's logits: ``dx = (onehot(y) - softmax(x)) * grad``.
+(float64 for float64). The backward pass recomputes the logits of all chunks but one:
+``dx = (onehot(y) - softmax(x)) * grad``.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from gspo.errors import ModelError
+from gspo.policy.native import native_for
 
-#: Bytes that the logits of one chunk may take.
-CHUNK_BYTES = 64 << 20
+#: Bytes that the logits of one chunk may take. The first chunk is kept for the backward pass and the others are
+#: computed again: with few rows the product with a large vocabulary is a quarter of an update.
+CHUNK_BYTES = 96 << 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +67,15 @@ def selected_logprobs(
     Returns (R,) log-probs with gradient, float32, and (R,) entropies in nats without gradient or None.
     """
     logprobs, entropy = SelectedLogprobs.apply(  # type: ignore[no-untyped-call]
-        hidden, head.weight, head.bias, targets, head, temperature, with_entropy, chunk_rows or head.chunk_rows
+        hidden,
+        head.weight,
+        head.bias,
+        targets,
+        head,
+        temperature,
+        with_entropy,
+        even_chunk(len(hidden), chunk_rows or head.chunk_rows),
+        torch.is_grad_enabled(),
     )
     return logprobs, entropy if with_entropy else None
 
@@ -83,6 +94,7 @@ class SelectedLogprobs(torch.autograd.Function):
         temperature: float,
         with_entropy: bool,
         chunk_rows: int,
+        keep: bool,
     ) -> tuple[Tensor, Tensor]:
         dtype = compute_dtype(weight)
         wide = _wide(weight, dtype)
@@ -90,20 +102,16 @@ class SelectedLogprobs(torch.autograd.Function):
         logprobs = torch.empty(num_rows, dtype=dtype, device=hidden.device)
         lse = torch.empty_like(logprobs)
         entropy = torch.empty_like(logprobs) if with_entropy else logprobs.new_empty(0)
+        kept: Tensor | None = None
         for start in range(0, num_rows, chunk_rows):
             rows = slice(start, start + chunk_rows)
-            x = _logits(hidden[rows], wide, bias, head.scale, head.softcap).div_(temperature)
-            chosen = x.gather(1, targets[rows, None])[:, 0]
-            top = x.amax(1, keepdim=True)
-            weights = torch.exp(x.sub_(top)) if with_entropy else x.sub_(top).exp_()
-            total = weights.sum(1)
-            log_total = total.log()
-            if with_entropy:  # sum p (log total - x) = log total - sum p x
-                entropy[rows] = log_total - torch.linalg.vecdot(weights, x) / total
-            lse[rows] = top[:, 0] + log_total
-            logprobs[rows] = chosen - lse[rows]
+            x = _logits(hidden[rows], wide, bias, head.scale, head.softcap)
+            if keep and start == 0:
+                kept = x
+            into = (logprobs[rows], lse[rows], entropy[rows] if with_entropy else None)
+            _statistics(x, targets[rows], 1 / temperature, *into, overwrite=x is not kept)
         ctx.save_for_backward(hidden, weight, bias, targets, lse)
-        ctx.head, ctx.temperature, ctx.chunk_rows = head, temperature, chunk_rows
+        ctx.head, ctx.temperature, ctx.chunk_rows, ctx.kept = head, temperature, chunk_rows, kept
         ctx.mark_non_differentiable(entropy)
         return logprobs, entropy
 
@@ -115,21 +123,54 @@ class SelectedLogprobs(torch.autograd.Function):
         wide = _wide(weight, dtype)
         need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
         d_hidden = torch.empty_like(hidden) if need_hidden else None
-        d_weight = torch.zeros_like(wide) if need_weight else None
+        d_weight = torch.empty_like(wide) if need_weight else None
         d_bias = torch.zeros(wide.shape[0], dtype=dtype, device=wide.device) if need_bias else None
+        if d_weight is not None and not len(hidden):
+            d_weight.zero_()
+        kept, ctx.kept = ctx.kept, None  # overwritten below; a second backward pass computes it again
         for start in range(0, hidden.shape[0], ctx.chunk_rows):
             rows = slice(start, start + ctx.chunk_rows)
             states = hidden[rows].to(dtype)
-            dx = _logit_gradient(states, wide, bias, targets[rows], lse[rows], grads[0][rows], head, ctx.temperature)
+            x = _logits(states, wide, bias, head.scale, head.softcap) if start or kept is None else kept
+            dx = _logit_gradient(x, targets[rows], lse[rows], grads[0][rows], head, ctx.temperature)
             if d_hidden is not None:
                 d_hidden[rows] = dx @ wide
             if d_weight is not None:
-                d_weight.addmm_(dx.t(), states)
+                torch.addmm(d_weight, dx.t(), states, beta=int(start > 0), out=d_weight)
             if d_bias is not None:
                 d_bias += dx.sum(0)
         d_weight = None if d_weight is None else d_weight.to(weight.dtype)
         d_bias = None if d_bias is None or bias is None else d_bias.to(bias.dtype)
-        return d_hidden, d_weight, d_bias, None, None, None, None, None
+        return d_hidden, d_weight, d_bias, None, None, None, None, None, None
+
+
+def _statistics(
+    x: Tensor, targets: Tensor, factor: float, logprobs: Tensor, lse: Tensor, entropy: Tensor | None, overwrite: bool
+) -> None:
+    """Of softmax(factor * x), (rows, V): fills log-probs of the targets, log-sum-exps and entropies (rows,).
+
+    overwrite: x is not needed any more.
+    """
+    native = native_for(x)
+    if native is not None:
+        native.logprob_rows(x, targets, factor, logprobs, lse, entropy)
+        return
+    x = x.mul_(factor) if overwrite else x * factor
+    top = x.amax(1, keepdim=True)
+    x = x.sub_(top)
+    chosen = x.gather(1, targets[:, None])[:, 0]
+    weights = x.exp()
+    total = weights.sum(1)
+    log_total = total.log()
+    if entropy is not None:  # sum p (log total - x) = log total - sum p x
+        entropy.copy_(log_total - torch.linalg.vecdot(weights, x) / total)
+    lse.copy_(top[:, 0] + log_total)
+    logprobs.copy_(chosen - log_total)
+
+
+def even_chunk(num_rows: int, most: int) -> int:
+    """Rows of a chunk where no chunk is much shorter than the others."""
+    return max(1, -(-num_rows // max(1, -(-num_rows // most))))
 
 
 def compute_dtype(tensor: Tensor) -> torch.dtype:
@@ -149,21 +190,17 @@ def _logits(hidden: Tensor, wide: Tensor, bias: Tensor | None, scale: float, sof
 
 
 def _logit_gradient(
-    states: Tensor,
-    wide: Tensor,
-    bias: Tensor | None,
-    targets: Tensor,
-    lse: Tensor,
-    grad: Tensor,
-    head: LogitHead,
-    temperature: float,
+    x: Tensor, targets: Tensor, lse: Tensor, grad: Tensor, head: LogitHead, temperature: float
 ) -> Tensor:
-    """(rows, V): gradient of sum(grad * log-probs) by h W^T + b, in the buffer of the recomputed logits."""
-    x = _logits(states, wide, bias, head.scale, head.softcap)
+    """(rows, V): gradient of sum(grad * log-probs) by h W^T + b, in the buffer of the logits x."""
     slope = None if head.softcap is None else 1 - (x / head.softcap) ** 2
-    grad = grad.to(x.dtype)
-    dx = x.div_(temperature).sub_(lse[:, None]).exp_().mul_(-grad[:, None])
-    dx.scatter_add_(1, targets[:, None], grad[:, None])
+    grad = grad.to(x.dtype).contiguous()
+    native = native_for(x)
+    if native is not None:
+        native.logprob_gradient(x, targets, lse, grad, 1 / temperature)
+    else:
+        x.div_(temperature).sub_(lse[:, None]).exp_().mul_(-grad[:, None] / temperature)
+        x.scatter_add_(1, targets[:, None], grad[:, None] / temperature)
     if slope is not None:
-        dx.mul_(slope)
-    return dx.mul_(head.scale / temperature)
+        x.mul_(slope)
+    return x if head.scale == 1.0 else x.mul_(head.scale)

@@ -29,6 +29,7 @@ class TokenRoutes:
     log_scores: Tensor | None  # (R, L, K) float32
     row: Tensor  # (R,) which sequence
     column: Tensor  # (R,) which response token
+    balance: Tensor | None = None  # (R,) load-balancing term, mean over layers, with gradient
 
 
 @dataclass(eq=False)
@@ -38,12 +39,14 @@ class RouteCapture:
     reference: recorded routes per row, to be compared with; they are not forced.
     with_margins: also record margins.
     scores: also record log scores, of the naturally chosen ("own") or of the reference's experts.
+    shares: (L, E) load of each expert; then ``tokens.balance`` is filled.
     by_row: also fill ``routes`` and ``log_scores``; False spares the copy to the CPU where only ``tokens`` are read.
     """
 
     reference: Sequence[Tensor] | None = None
     with_margins: bool = False
     scores: Literal["none", "own", "reference"] = "none"
+    shares: Tensor | None = None
     by_row: bool = True
     routes: tuple[Tensor, ...] = ()  # per row (p + t - 1, L, K), CPU: the natural choice
     log_scores: tuple[Tensor, ...] = ()  # per row (p + t - 1, L, K) float32, CPU
@@ -64,6 +67,7 @@ class RouteCapture:
             None if scores is None else scores[at],
             packed.row,
             packed.column,
+            None if self.shares is None else done.balance.mean(dim=1)[at],
         )
 
 
@@ -106,7 +110,7 @@ def start_pass(
         return RoutingPass(shape, forced)
     same = capture.reference is routing
     reference = forced if same else dense(capture.reference)
-    return RoutingPass(shape, forced, reference, capture.with_margins, capture.scores)
+    return RoutingPass(shape, forced, reference, capture.with_margins, capture.scores, capture.shares)
 
 
 def padded_scores(log_scores: Sequence[Tensor], sequences: Sequences, tokens: TokenRoutes) -> Tensor:

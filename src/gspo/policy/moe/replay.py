@@ -52,9 +52,11 @@ class RoutingPass:
     reference: Tensor | None = None  # (S, L, K) ids to compare with
     with_margins: bool = False
     scores: Literal["none", "own", "reference"] = "none"  # which experts' log scores are kept
+    shares: Tensor | None = None  # (L, E) load of each expert, for ``balance``
     _ids: dict[int, Tensor] = field(default_factory=dict)
     _margins: dict[int, Tensor] = field(default_factory=dict)
     _scores: dict[int, Tensor] = field(default_factory=dict)
+    _balance: dict[int, Tensor] = field(default_factory=dict)
 
     @property
     def ids(self) -> Tensor:
@@ -71,6 +73,11 @@ class RoutingPass:
         """(S, L, K) float32 log scores of the natural or the reference's experts; without gradient."""
         return self._stack(self._scores)
 
+    @property
+    def balance(self) -> Tensor:
+        """(S, L) ``E * sum over experts of share * probability``, with gradient through the probabilities."""
+        return self._stack(self._balance)
+
     def _stack(self, by_router: dict[int, Tensor]) -> Tensor:
         missing = [index for index in range(self.shape.num_layers) if index not in by_router]
         if missing:
@@ -85,10 +92,18 @@ class RoutingPass:
         logits, gates, ids = output
         if index not in self._ids:  # a recomputed layer has been recorded already
             self._record(index, router, logits.detach(), ids)
+        if self.shares is not None:
+            self._add_balance(index, router, logits, self.shares)
         if self.forced is None:
             return output
         wanted = _fill_natural(self.forced[:, index], ids, self.shape.natural)
         return logits, router.family.gates(router.module, logits, wanted).to(gates.dtype), wanted
+
+    def _add_balance(self, index: int, router: Router, logits: Tensor, shares: Tensor) -> None:
+        """A layer that is recomputed does the same arithmetic again, or its saved tensors would not match."""
+        probabilities = router.family.log_scores(router.module, logits).softmax(dim=-1)
+        found = self.shape.num_experts * (probabilities * shares[index].to(probabilities)).sum(dim=-1)
+        self._balance.setdefault(index, found)
 
     @torch.no_grad()
     def _record(self, index: int, router: Router, logits: Tensor, ids: Tensor) -> None:

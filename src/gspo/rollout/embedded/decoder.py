@@ -1,221 +1,159 @@
-"""One decoding step of a known decoder family in few calls: what remains per layer is four matrix products.
+"""Steps of a known decoder family through one compiled call over all layers.
 
 A library forward spends most of a small step outside arithmetic, and a product of a few rows with a weight stored by
-outputs runs well below the machine's rate. So for CPU models whose modules ``policy.fused`` has recognised (and probed
-against their own forwards), a sampling call first lays the weights out by inputs, queries, keys and values of a layer
-in one matrix, gates and ups in another, and then steps through compiled kernels. The weights are a copy that lives as
-long as the call. Mixtures keep their own routers, so that routing hooks see every token.
+outputs runs at half of the machine's rate or less. So for CPU models whose modules ``policy.fused`` has recognised (and
+probed against their own forwards), a sampling call first packs the weights into panels (``panels.h``) and then steps
+through ``decode.c``. The packed weights are a copy that lives as long as the call. Mixtures that are not known are
+computed by their own modules between two calls.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gspo.policy.causal_lm import CausalPolicy
-from gspo.policy.experts import Experts, experts_forward
-from gspo.policy.fused import attention_forward, attention_window, mlp_forward, norm_eps, norm_forward
-from gspo.policy.moe.replay import is_routing_hook
-from gspo.policy.native import Native, native_for
-from gspo.policy.projection import LogitHead
-from gspo.rollout.embedded.slots import SlotCache
+from gspo.policy.fused import norm_eps
+from gspo.policy.moe.replay import RoutingPass, RoutingShape, hand_over
+from gspo.policy.native import native_for
+from gspo.rollout.embedded.layout import Layout, is_known, lay_out
+from gspo.rollout.embedded.library import FOREIGN, MIXTURE, Library, Step, load_decoding
+from gspo.rollout.embedded.pages import Pages
+from gspo.rollout.embedded.slots import Admission, PrefillPlan
 
-#: Decoding steps from which laying out the weights pays for itself.
+#: Decoding steps from which packing the weights pays for itself.
 WORTH_STEPS = 8
-#: Rotations that depend on the length of the sequence cannot come from a table.
-TABLE_ROTATIONS = ("default", "linear", "llama3", "yarn")
 
 
-#: Mixtures whose output is the weighted sum of what a router chooses.
-MIXTURES = ("Qwen3MoeSparseMoeBlock",)
+def make_decoder(
+    policy: CausalPolicy, num_slots: int, limit: int, num_steps: int, routing: RoutingShape | None = None
+) -> Decoder | None:
+    """Packs the weights as they are now; None where the model's own forward has to be used.
 
-
-@dataclass(frozen=True, eq=False)
-class DecoderLayer:
-    """The weights of one layer, matrices as (inputs, outputs)."""
-
-    index: int
-    input_norm: tuple[Tensor, float]
-    projection: Tensor  # (H, (Hq + 2 Hkv) D): queries, keys, values
-    projection_bias: Tensor | None
-    head_norms: tuple[Tensor, float, Tensor, float] | None
-    num_query_heads: int
-    window: int | None
-    scale: float
-    output: Tensor  # (Hq D, H)
-    output_bias: Tensor | None
-    mlp_norm: tuple[Tensor, float]
-    gate_up: Tensor | None  # (H, 2 I); None: `mlp` is called
-    down: Tensor | None  # (I, H)
-    mlp: Any
-    experts: tuple[Tensor, Tensor] | None  # (E, 2 I, H) and (E, H, I), each expert's matrix stored by inputs
-
-
-@dataclass(frozen=True, eq=False)
-class Decoder:
-    """A decoder laid out for steps of one token per row. No autograd."""
-
-    native: Native
-    embedding: Tensor
-    layers: tuple[DecoderLayer, ...]
-    final_norm: tuple[Tensor, float]
-    tables: tuple[Tensor, Tensor]  # cosine and sine, (positions, D)
-    head: LogitHead
-
-    def step(self, token_ids: Tensor, positions: Tensor, cache: SlotCache) -> Tensor:
-        """Hidden states (n, H) after tokens (n,) of slots 0..n-1 at their positions (n,); the cache gets their keys."""
-        hidden = self.embedding.index_select(0, token_ids)
-        normed = torch.empty_like(hidden)
-        for layer in self.layers:
-            self._attention(layer, hidden, normed, positions, cache)
-            self._mlp(layer, hidden, normed)
-        self.native.rms_norm(hidden, *self.final_norm, normed, None)
-        return normed
-
-    def _attention(
-        self, layer: DecoderLayer, hidden: Tensor, normed: Tensor, positions: Tensor, cache: SlotCache
-    ) -> None:
-        self.native.rms_norm(hidden, *layer.input_norm, normed, None)
-        projected = _affine(normed, layer.projection, layer.projection_bias)
-        attended = hidden.new_empty(len(hidden), layer.output.shape[0])
-        keys, values = cache.layer(layer.index)
-        self.native.decode_attention(
-            projected, layer.head_norms, self.tables, keys, values, positions, layer.num_query_heads, layer.window,
-            layer.scale, attended,
-        )  # fmt: skip
-        hidden.addmm_(attended, layer.output)
-        if layer.output_bias is not None:
-            hidden += layer.output_bias
-
-    def _mlp(self, layer: DecoderLayer, hidden: Tensor, normed: Tensor) -> None:
-        self.native.rms_norm(hidden, *layer.mlp_norm, normed, None)
-        if layer.experts is not None:
-            _, gates, ids = layer.mlp.gate(normed)
-            hidden += Experts.apply(normed, ids, gates, *layer.experts, self.native)  # type: ignore[no-untyped-call]
-            return
-        if layer.gate_up is None or layer.down is None:
-            hidden += layer.mlp(normed[None])[0]
-            return
-        gate, up = torch.mm(normed, layer.gate_up).chunk(2, dim=1)
-        activated = hidden.new_empty(len(hidden), gate.shape[1])
-        self.native.swiglu(gate, up, activated)
-        hidden.addmm_(activated, layer.down)
-
-
-def make_decoder(policy: CausalPolicy, num_positions: int, num_steps: int) -> Decoder | None:
-    """Lays out the weights as they are now; None where the model's own forward has to be used.
-
-    num_positions: most positions of a sequence. num_steps: decoding steps to come.
+    num_slots: most rows. limit: most positions of a row. num_steps: decoding steps to come.
+    routing: of routes that are to be recorded.
     """
-    base: Any = policy.base
-    native = native_for(policy.head.weight)
-    if native is None or num_steps < WORTH_STEPS or not _known(base):
-        return None
-    positions = torch.arange(num_positions, device=policy.device)[None]
-    cosine, sine = base.rotary_emb(base.embed_tokens.weight[:1], positions)
     head = policy.head
-    return Decoder(
-        native,
-        base.embed_tokens.weight.detach(),
-        tuple(_layer(layer) for layer in base.layers),
-        _norm(base.norm),
-        (cosine[0].contiguous(), sine[0].contiguous()),
-        replace(head, weight=_by_inputs([head.weight]).t()),
-    )
-
-
-def _known(base: Any) -> bool:
-    """Whether every module that a step bypasses is one that was recognised, and nobody listens to it."""
-    layers = getattr(base, "layers", None)
-    if not isinstance(layers, nn.ModuleList) or type(getattr(base, "embed_tokens", None)) is not nn.Embedding:
-        return False
-    if getattr(getattr(base, "rotary_emb", None), "rope_type", None) not in TABLE_ROTATIONS:
-        return False
-    norms = [getattr(base, "norm", None)]
-    bypassed: list[Any] = [base, base.embed_tokens]
-    for layer in layers:
-        attention: Any = getattr(layer, "self_attn", None)
-        mlp: Any = getattr(layer, "mlp", None)
-        if not _has_forward(attention, attention_forward) or mlp is None:
-            return False
-        norms += [getattr(layer, name, None) for name in ("input_layernorm", "post_attention_layernorm")]
-        linears = [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
-        if _has_forward(mlp, mlp_forward):
-            linears += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
-            if any(linear.bias is not None for linear in linears[4:]):
-                return False
-            bypassed.append(mlp)
-        if any(type(linear) is not nn.Linear for linear in linears):
-            return False
-        bypassed += [layer, attention, *linears]
-    if not all(_has_forward(norm, norm_forward) for norm in norms):
-        return False
-    return not any(_foreign_hooks(module) for module in (*bypassed, *norms))
-
-
-def _foreign_hooks(module: Any) -> bool:
-    """Hooks other than those of routing, to which the engine hands the routes itself."""
-    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-    return not all(is_routing_hook(hook) for hook in hooks)
-
-
-def _has_forward(module: Any, function: Any) -> bool:
-    return getattr(getattr(module, "forward", None), "__func__", None) is function
-
-
-def _layer(layer: Any) -> DecoderLayer:
-    attention, mlp = layer.self_attn, layer.mlp
-    parts = [attention.q_proj, attention.k_proj, attention.v_proj]
-    biases = [part.bias for part in parts]
-    fused_mlp = _has_forward(mlp, mlp_forward)
-    query_norm = getattr(attention, "q_norm", None)
-    return DecoderLayer(
-        index=int(attention.layer_idx),
-        input_norm=_norm(layer.input_layernorm),
-        projection=_by_inputs([part.weight for part in parts]),
-        projection_bias=None if biases[0] is None else torch.cat(biases).detach(),
-        head_norms=None if query_norm is None else (*_norm(query_norm), *_norm(attention.k_norm)),
-        num_query_heads=attention.q_proj.out_features // attention.head_dim,
-        window=attention_window(attention),
-        scale=float(attention.scaling),
-        output=_by_inputs([attention.o_proj.weight]),
-        output_bias=None if attention.o_proj.bias is None else attention.o_proj.bias.detach(),
-        mlp_norm=_norm(layer.post_attention_layernorm),
-        gate_up=_by_inputs([mlp.gate_proj.weight, mlp.up_proj.weight]) if fused_mlp else None,
-        down=_by_inputs([mlp.down_proj.weight]) if fused_mlp else None,
-        mlp=mlp,
-        experts=_experts(mlp),
-    )
-
-
-def _experts(mlp: Any) -> tuple[Tensor, Tensor] | None:
-    """Of a mixture that is a router and its experts, nothing else; other mixtures are called as they are."""
-    if type(mlp).__name__ not in MIXTURES or not _has_forward(mlp.experts, experts_forward):
+    if native_for(head.weight) is None or num_steps < WORTH_STEPS or not is_known(policy.base):
         return None
-    if _foreign_hooks(mlp) or _foreign_hooks(mlp.experts):
+    library = load_decoding(head.weight.dtype)
+    if library is None or len({parameter.dtype for parameter in policy.base.parameters()}) != 1:
         return None
-    gate_up, down = mlp.experts.gate_up_proj.detach(), mlp.experts.down_proj.detach()
-    if gate_up.dtype != mlp.gate.weight.dtype:
-        return None
-    return gate_up.mT.contiguous().mT, down.mT.contiguous().mT
+    return Decoder(policy, library, num_slots, limit, routing)
 
 
-def _by_inputs(weights: list[Tensor]) -> Tensor:
-    """Weights (outputs, inputs) side by side as one contiguous (inputs, outputs)."""
-    result = weights[0].new_empty(weights[0].shape[1], sum(len(weight) for weight in weights))
-    start = 0
-    for weight in weights:
-        result[:, start : start + len(weight)] = weight.detach().t()
-        start += len(weight)
-    return result
+class Decoder:
+    """A decoder laid out for steps of one token per row; see ``steps.Steps``. No autograd."""
+
+    def __init__(
+        self, policy: CausalPolicy, library: Library, num_slots: int, limit: int, routing: RoutingShape | None
+    ) -> None:
+        base: Any = policy.base
+        self._base, self._library, self._routing, self._head = base, library, routing, policy.head
+        self._layout = lay_out(policy, library)
+        self._embedding = base.embed_tokens.weight.detach().contiguous()
+        self._norm, self._eps = base.norm.weight.detach().contiguous(), norm_eps(base.norm)
+        attention = base.layers[0].self_attn
+        size = int(attention.head_dim)
+        key_heads = attention.k_proj.out_features // size
+        self.pages = Pages(
+            library, num_slots, limit, [int(x.self_attn.layer_idx) for x in base.layers], key_heads, size
+        )
+        positions = torch.arange(limit)[None]
+        self._tables = [table[0].contiguous() for table in base.rotary_emb(self._embedding[:1], positions)]
+        self._step = Step(
+            size=self._embedding.shape[1],
+            table_width=self.pages.table.shape[1],
+            query_heads=attention.q_proj.out_features // size,
+            key_heads=key_heads,
+            head_size=size,
+            layer_stride=self.pages.layer_stride,
+            prompts=self.pages.prompt_lengths.data_ptr(),
+            table=self.pages.table.data_ptr(),
+            cosine=self._tables[0].data_ptr(),
+            sine=self._tables[1].data_ptr(),
+        )
+        self._room = _rooms(self._layout, num_slots, self._embedding.shape[1], library.dtype)
+        for name, tensor in self._room.items():
+            setattr(self._step, name, tensor.data_ptr())
+        self._logits = torch.empty(num_slots, self._layout.head.width, dtype=library.dtype)
+
+    def admit(self, first_slot: int, prompts: Sequence[Admission], plan: PrefillPlan) -> None:
+        self.pages.admit(first_slot, prompts, plan)
+
+    def first_logits(self, states: Tensor) -> Tensor:
+        logits = states.new_empty(len(states), self._layout.head.width)
+        self._library.project(states.contiguous(), self._layout.head, logits)
+        return self._finished(logits)
+
+    def step(self, token_ids: Tensor, positions: Tensor, longest: int) -> tuple[Tensor, Tensor | None]:
+        self.pages.begin_step(positions)
+        self._step.rows, self._step.positions = len(token_ids), positions.data_ptr()
+        self._library.embed(self._embedding, token_ids, self._step)
+        routes = self._layers(len(token_ids))
+        logits = self._logits[: len(token_ids)]
+        self._library.decode_logits(self._norm, self._eps, self._layout.head, self._step, logits)
+        return self._finished(logits), routes
+
+    def release(self, slots: Tensor, lengths: Tensor) -> None:
+        self.pages.release(slots, lengths)
+
+    def move(self, source: Tensor, target: Tensor, longest: int) -> None:
+        self.pages.move(source, target)
+
+    def _layers(self, rows: int) -> Tensor | None:
+        """Runs all layers and returns routes (n, L, K) if they are recorded."""
+        layers = self._layout.layers
+        foreign = [index for index, layer in enumerate(layers) if layer.kind == FOREIGN]
+        routing = None if self._routing is None else RoutingPass(self._routing)
+        if foreign and routing is not None:
+            hand_over(self._base, routing)
+        start = 0
+        for index in foreign:
+            self._library.decode_layers(layers, start, index + 1, self._step)
+            hidden, normed = self._room["hidden"][:rows], self._room["normed"][:rows]
+            hidden += self._layout.mlps[index](normed[None])[0]
+            start = index + 1
+        self._library.decode_layers(layers, start, len(layers), self._step)
+        if routing is None:
+            return None
+        if foreign:
+            return routing.ids
+        mixtures = [layer for layer in layers if layer.kind == MIXTURE]
+        ids = self._room["routes"][: len(mixtures) * rows * mixtures[0].choices]
+        return ids.view(len(mixtures), rows, -1).transpose(0, 1).to(routing.shape.dtype)
+
+    def _finished(self, logits: Tensor) -> Tensor:
+        """Scale and cap of the head; its bias is in the product."""
+        if self._head.scale != 1.0:
+            logits.mul_(self._head.scale)
+        cap = self._head.softcap
+        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
 
-def _norm(norm: Any) -> tuple[Tensor, float]:
-    return norm.weight.detach(), norm_eps(norm)
-
-
-def _affine(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
+def _rooms(layout: Layout, rows: int, size: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    """What a step computes for its rows, by the names of ``library.Step``."""
+    pairs = rows * layout.most("choices")
+    sizes = {
+        "hidden": rows * size,
+        "normed": rows * size,
+        "projected": rows * layout.most("projection"),
+        "attended": rows * max(layer.output.depth for layer in layout.layers),
+        "activated": max(rows * layout.most("gate_up"), pairs * layout.most("gate_up")),
+        "scores": rows * layout.most("experts"),
+        "mixed": pairs * size,
+        "gates": pairs,
+    }
+    whole = {
+        "routes": len(layout.layers) * pairs,
+        "places": pairs,
+        "sources": pairs,
+        "starts": layout.most("experts") + 1,
+    }
+    numbers = {name: torch.empty(size, dtype=dtype) for name, size in sizes.items()}
+    for name in ("hidden", "normed"):
+        numbers[name] = numbers[name].view(rows, size)
+    return numbers | {name: torch.empty(size, dtype=torch.int64) for name, size in whole.items()}

@@ -1,4 +1,4 @@
-"""Continuous batching over the trained module: no second copy of the weights, nothing to synchronise.
+"""Continuous batching over the trained module: the next call samples with its weights as they are then.
 
 A prompt is computed once, whatever the number of its responses. Responses run in slots; a finished one leaves at
 once, a waiting one takes its place, and the running ones stay in slots 0..n-1.
@@ -18,12 +18,13 @@ from gspo.errors import DataError, NumericalError
 from gspo.policy.attention import hidden_states
 from gspo.policy.causal_lm import CausalPolicy
 from gspo.policy.moe.capture import routing_shape
-from gspo.policy.moe.replay import RoutingPass, hand_over
+from gspo.policy.moe.replay import RoutingPass
 from gspo.policy.packed_attention import make_plan, plan_to
 from gspo.rollout.base import GenerationRequest, OnFinished, SamplingParams
 from gspo.rollout.embedded.decoder import make_decoder
-from gspo.rollout.embedded.sampling import choose
-from gspo.rollout.embedded.slots import PrefillPlan, SlotCache
+from gspo.rollout.embedded.sampling import choose, uniforms
+from gspo.rollout.embedded.slots import Admission, PrefillPlan
+from gspo.rollout.embedded.steps import ModelSteps, Steps
 from gspo.rollout.embedded.stopping import StopStrings
 from gspo.types import Completion, StopReason
 
@@ -31,8 +32,24 @@ from gspo.types import Completion, StopReason
 PREFILL_TOKENS = 2048
 
 
+@dataclass(frozen=True)
+class SlotUse:
+    """How full the slots of a call were while samples waited for one: rows over slots, summed over decoding steps."""
+
+    busy: int = 0
+    total: int = 0
+
+    @property
+    def share(self) -> float:
+        """1 if nothing ever waited."""
+        return self.busy / self.total if self.total else 1.0
+
+
 class EmbeddedEngine:
-    """Samples with ``policy``; the next call uses the weights as they are then."""
+    """Samples with ``policy``; the next call uses the weights as they are then.
+
+    slot_use: of the last call.
+    """
 
     exact = True
 
@@ -43,6 +60,7 @@ class EmbeddedEngine:
         self.policy = policy
         self.max_slots = max_slots
         self.policy_version = 0
+        self.slot_use = SlotUse()
 
     def generate(
         self, requests: Sequence[GenerationRequest], params: SamplingParams, on_finished: OnFinished | None = None
@@ -59,7 +77,10 @@ class EmbeddedEngine:
         if not any(request.num_samples for request in requests):
             return [[] for _ in requests]
         with torch.no_grad(), evaluation_mode(self.policy):
-            return _Generation(self, requests, params, on_finished).run()
+            generation = _Generation(self, requests, params, on_finished)
+            completions = generation.run()
+            self.slot_use = generation.slot_use
+            return completions
 
 
 @contextmanager
@@ -111,27 +132,31 @@ class _Generation:
         num_samples = sum(request.num_samples for request in requests)
         slots, device = min(engine.max_slots, num_samples), policy.device
         limit = max(len(request.token_ids) for request in requests) + params.max_new_tokens
-        self.decoder = make_decoder(policy, limit, params.max_new_tokens - 1)
+        self.routing_shape = routing_shape(policy) if params.record_routing else None
+        self.steps: Steps = make_decoder(
+            policy, slots, limit, params.max_new_tokens - 1, self.routing_shape
+        ) or ModelSteps(policy, slots, limit, self.routing_shape)
         self.base, self.device = policy.base, device
-        self.head = policy.head if self.decoder is None else self.decoder.head
         self.requests, self.params, self.on_finished = requests, params, on_finished
         self.version = engine.policy_version
         self.results: list[list[Completion | None]] = [[None] * request.num_samples for request in requests]
         self.waiting = deque(index for index, request in enumerate(requests) if request.num_samples)
         self.ready: deque[_Ready] = deque()
-        self.cache = SlotCache(slots, limit, device)
         self.num_slots, self.num_running, self.longest = slots, 0, 0
+        self.slot_use = SlotUse()
+        self.places = torch.arange(params.max_new_tokens, device=device)
         self.stop_ids = torch.tensor(sorted(params.stop_token_ids), dtype=torch.int64, device=device)
         self.stop_strings = StopStrings(params.stop_strings, policy.tokenizer)
         self.token_ids = torch.zeros(slots, params.max_new_tokens, dtype=torch.int64, device=device)
         self.logprobs = torch.zeros(slots, params.max_new_tokens, dtype=torch.float32, device=device)
-        self.routing_shape = routing_shape(policy) if params.record_routing else None
         self.prompt_routing: dict[int, Tensor] = {}  # by request, (p, L, K)
         #: (slots, max_new_tokens, L, K), entry t: of response token t as an input; made when the first is known
         self.routing: Tensor | None = None
-        # request, sample, seed, tokens of the response so far, position of the next token, last token
-        self.request, self.sample, self.seed, self.length, self.position, self.last = torch.zeros(
-            6, slots, dtype=torch.int64, device=device
+        #: quantile of every token of a response; greedy: None
+        self.uniform = torch.zeros_like(self.logprobs, dtype=torch.float64) if params.temperature else None
+        # request, sample, tokens of the response so far, position of the next token, last token
+        self.request, self.sample, self.length, self.position, self.last = torch.zeros(
+            5, slots, dtype=torch.int64, device=device
         ).unbind(0)
 
     def run(self) -> list[list[Completion]]:
@@ -158,7 +183,7 @@ class _Generation:
         positions = torch.cat([torch.arange(length) for length in lengths.tolist()])
         packed = plan_to(make_plan(list(zip(starts, lengths.tolist(), strict=True)), [], positions), self.device)
         plan = PrefillPlan(packed)
-        routing = self._record()
+        routing = None if self.routing_shape is None else RoutingPass(self.routing_shape)
         hidden = hidden_states(self.base, ids.to(self.device)[None], packed.positions[None], plan, routing)[0]
         last = hidden[(ends - 1).to(self.device)]
         routes = None if routing is None else routing.ids
@@ -180,42 +205,34 @@ class _Generation:
             samples = range(entry.next_sample, entry.next_sample + number)
             self.request[rows] = entry.request
             self.sample[rows] = torch.tensor(list(samples), device=self.device)
-            self.seed[rows] = torch.tensor([request.seeds[i] for i in samples], device=self.device)
+            if self.uniform is not None:
+                seeds = torch.tensor([request.seeds[i] for i in samples], device=self.device)
+                self.uniform[rows] = uniforms(seeds[:, None], self.places[None])
             self.position[rows] = len(request.token_ids)
             self.length[rows] = 0
             self.longest = max(self.longest, len(request.token_ids))
             states.append(entry.hidden)
-            copies.append((entry.start, len(request.token_ids), number))
+            copies.append(Admission(entry.request, entry.start, len(request.token_ids), number, request.num_samples))
             self.num_running += number
             entry.next_sample += number
             if entry.next_sample == request.num_samples:
                 self.ready.popleft()
-        self.cache.admit(first, copies, plan)
-        repeats = torch.tensor([number for _, _, number in copies], device=self.device)
-        logits = self.head.logits(torch.stack(states)).repeat_interleave(repeats, dim=0)
+        self.steps.admit(first, copies, plan)
+        repeats = torch.tensor([entry.copies for entry in copies], device=self.device)
+        logits = self.steps.first_logits(torch.stack(states)).repeat_interleave(repeats, dim=0)
         self._append(slice(first, self.num_running), logits)
 
     def _decode(self) -> None:
         """One token for every running row."""
         rows = slice(0, self.num_running)
+        if self.ready or self.waiting:
+            self.slot_use = SlotUse(self.slot_use.busy + self.num_running, self.slot_use.total + self.num_slots)
         self.longest += 1
-        positions = self.position[rows].clone()
-        self.cache.begin_step(positions, self.longest)
-        routing = self._record()
-        if self.decoder is None:
-            hidden = hidden_states(self.base, self.last[rows, None], positions[:, None], self.cache, routing)[:, 0]
-        else:
-            if routing is not None:
-                hand_over(self.base, routing)
-            hidden = self.decoder.step(self.last[rows], positions, self.cache)
-        if routing is not None:
-            self._keep_routing(rows, routing.ids)
+        logits, routes = self.steps.step(self.last[rows], self.position[rows].clone(), self.longest)
+        if routes is not None:
+            self._keep_routing(rows, routes)
         self.position[rows] += 1
-        self._append(rows, self.head.logits(hidden))
-
-    def _record(self) -> RoutingPass | None:
-        """What the routers of the next forward shall do: record, or nothing."""
-        return None if self.routing_shape is None else RoutingPass(self.routing_shape)
+        self._append(rows, logits)
 
     def _keep_routing(self, rows: slice, ids: Tensor) -> None:
         """Stores the routes (n, L, K) of the running rows' last tokens."""
@@ -232,8 +249,9 @@ class _Generation:
 
     def _append(self, rows: slice, logits: Tensor) -> None:
         """Samples a token for the given slots, stores it, and retires the responses that end with it."""
-        tokens, logprobs = choose(logits, self.params.temperature, self.seed[rows], self.length[rows])
         place = self.length[rows, None]
+        uniform = None if self.uniform is None else self.uniform[rows].gather(1, place)[:, 0]
+        tokens, logprobs = choose(logits, self.params.temperature or 1.0, uniform)
         self.token_ids[rows].scatter_(1, place, tokens[:, None])
         self.logprobs[rows].scatter_(1, place, logprobs[:, None])
         self.last[rows] = tokens
@@ -242,7 +260,7 @@ class _Generation:
         full = self.length[rows] == self.params.max_new_tokens
         matched = self.stop_strings.found(self.token_ids[rows], self.length[rows])
         ended = stopped | full if matched is None else stopped | full | matched
-        if not bool(torch.isfinite(logprobs).all()):
+        if not bool((logprobs > -torch.inf).all()):  # false for nan too
             self._refuse_nan(rows, logprobs)
         if bool(ended.any()):
             self._retire(
@@ -272,6 +290,7 @@ class _Generation:
             self.results[request][sample] = completion
             if self.on_finished is not None:
                 self.on_finished(request, sample, completion)
+        self.steps.release(slots, self.length[slots] - 1)
         self._close_gaps(slots)
 
     def _close_gaps(self, freed: Tensor) -> None:
@@ -282,13 +301,15 @@ class _Generation:
         source = left + running[left:].nonzero()[:, 0]
         target = freed[freed < left]
         if len(source):
-            self.cache.move(source, target, self.longest)
-            for state in (self.request, self.sample, self.seed, self.length, self.position, self.last):
+            self.steps.move(source, target, self.longest)
+            for state in (self.request, self.sample, self.length, self.position, self.last):
                 state[target] = state[source]
             written = int(self.length[source].max())
             for buffer in (self.token_ids, self.logprobs, self.routing):
                 if buffer is not None:
                     buffer[target, :written] = buffer[source, :written]
+            if self.uniform is not None:
+                self.uniform[target] = self.uniform[source]
         self.num_running = left
         self.longest = int(self.position[:left].max()) if left else 0
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gspo.rollout.embedded.library import load_decoding
+
 #: Vocabulary entries summed at once on the way to the inverse of the distribution function.
 BLOCK = 512
 
@@ -23,24 +25,30 @@ def uniforms(seeds: Tensor, positions: Tensor) -> Tensor:
     return (_mix(state) >> 11 & ((1 << 53) - 1)).double() * 2.0**-53
 
 
-def choose(logits: Tensor, temperature: float, seeds: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+def choose(logits: Tensor, temperature: float, uniform: Tensor | None) -> tuple[Tensor, Tensor]:
     """Tokens (n,) int64 and their log-probs (n,) float32, from logits (n, V) float32 or float64.
 
-    Temperature 0 takes the largest logit (the lowest id among equals) and reports its log-prob at
-    temperature 1; else the log-prob is that of softmax(logits / temperature), which is sampled from.
-    The logits are overwritten. A row with a non-finite logit gets a log-prob that is nan.
+    uniform: (n,) float64 in [0, 1), the quantile of each row's token; None is greedy and takes the largest logit (the
+    lowest id among equals). The log-prob is that of softmax(logits / temperature).
+    The logits are overwritten. A row with a logit that is nan or +inf gets a log-prob that is nan.
     """
-    if temperature == 0:
-        tokens = logits.argmax(dim=1)
-    elif temperature != 1:
+    library = load_decoding(logits.dtype) if logits.device.type == "cpu" else None
+    if library is not None:
+        return library.choose(logits.contiguous(), temperature, None if uniform is None else uniform.contiguous())
+    return choose_by_torch(logits, temperature, uniform)
+
+
+def choose_by_torch(logits: Tensor, temperature: float, uniform: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The same in operations of torch, for other devices and for machines without a compiler."""
+    if temperature != 1:
         logits.div_(temperature)
     top = logits.amax(dim=1, keepdim=True)
     shifted = logits.sub_(top)
     weights = torch.exp(shifted)
-    if temperature == 0:
-        total = weights.sum(dim=1)
+    if uniform is None:
+        tokens, total = logits.argmax(dim=1), weights.sum(dim=1)
     else:
-        tokens, total = _invert(weights, uniforms(seeds, positions))
+        tokens, total = _invert(weights, uniform)
     chosen = shifted.gather(1, tokens[:, None])[:, 0]
     return tokens, (chosen - total.log()).float()
 

@@ -1,4 +1,4 @@
-"""Keys and values of the running responses: preallocated slots, written in place, attended to by one kernel call.
+"""Keys and values for steps through the model's own forward: preallocated slots, written in place.
 
 A slot is a row of every layer's cache, (slots, L, Hkv, D): positions 0..p-1 hold the prompt, the response follows.
 Running rows are kept in slots 0..n-1, so that the cost of a step follows the rows that still run, and
@@ -7,6 +7,7 @@ attention reads columns 0..longest-1 only.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -33,6 +34,17 @@ class PrefillPlan:
         return self.packed.attend(layer, query, key, value, scale, window)
 
 
+@dataclass(frozen=True)
+class Admission:
+    """Rows that begin with one prompt."""
+
+    prompt: int  # which one
+    start: int  # of the prompt in the packed row of its plan
+    length: int
+    copies: int  # rows that begin now
+    num_samples: int  # rows that begin with this prompt in all
+
+
 class SlotCache:
     """The cache, and the attention plan of a decoding step over it."""
 
@@ -50,21 +62,18 @@ class SlotCache:
         self._running = 0
         self._longest = 0
 
-    def admit(self, first_slot: int, prompts: list[tuple[int, int, int]], plan: PrefillPlan) -> None:
-        """Copies prompts into slots first_slot, first_slot + 1, ...
-
-        prompts: (start in the packed row, length, number of copies) each.
-        """
-        self._reserve(max(length for _, length, _ in prompts), plan)
+    def admit(self, first_slot: int, prompts: Sequence[Admission], plan: PrefillPlan) -> None:
+        """Copies prompts into slots first_slot, first_slot + 1, ..."""
+        self._reserve(max(entry.length for entry in prompts), plan)
         source, target, slot = [], [], first_slot
-        for start, length, copies in prompts:
-            tokens = torch.arange(length)
-            source.append((start + tokens).repeat(copies))
-            slots = torch.arange(slot, slot + copies)
+        for entry in prompts:
+            tokens = torch.arange(entry.length)
+            source.append((entry.start + tokens).repeat(entry.copies))
+            slots = torch.arange(slot, slot + entry.copies)
             target.append((slots[:, None] * self._length + tokens).flatten())
-            self._visible[slot : slot + copies] = -torch.inf
-            self._visible[slot : slot + copies, :length] = 0.0
-            slot += copies
+            self._visible[slot : slot + entry.copies] = -torch.inf
+            self._visible[slot : slot + entry.copies, : entry.length] = 0.0
+            slot += entry.copies
         device = self._visible.device
         read, write = torch.cat(source).to(device), torch.cat(target).to(device)
         for cache, packed in ((self._keys, plan.keys), (self._values, plan.values)):
@@ -83,10 +92,6 @@ class SlotCache:
         self._running, self._longest, self._positions = len(positions), longest, positions
         self._write = torch.arange(len(positions), device=positions.device) * self._length + positions
         self._visible.view(-1).index_fill_(0, self._write, 0.0)
-
-    def layer(self, index: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of one layer, (slots, L, Hkv, D) and (slots, L, Hkv, Dv)."""
-        return self._keys[index], self._values[index]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
         """One new token per running row: (n, Hq, 1, D), (n, Hkv, 1, D), (n, Hkv, 1, Dv) -> (n, 1, Hq, Dv)."""

@@ -1,0 +1,193 @@
+"""A decoder layer of a known family in a few autograd functions, each the products of one half of the layer.
+
+A layer is ``h + attention(norm(h))`` and then ``h + mlp(norm(h))``. Here the sums with h are part of the last product
+of each half and, in the backward pass, of the norm's kernel; queries, keys and values share one buffer; the gate's
+activation is never stored. Weights stay where they are, so that saving and loading see the same model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gspo.policy.native import Native
+from gspo.policy.packed_attention import PackedPlan, attend, attend_backward
+
+#: Rows of a gated MLP that are computed at a time: what passes between its products is never larger than that.
+BLOCK_ROWS = 1024
+
+
+class NormBranch(torch.autograd.Function):
+    """x (S, H) -> (norm(x), x): the two ways through a layer, whose gradients are added by the norm's kernel."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, native: Native) -> tuple[Tensor, Tensor]:
+        out, inverse = torch.empty_like(x), x.new_empty(len(x))
+        native.rms_norm(x, weight, eps, out, inverse)
+        ctx.save_for_backward(x, weight, inverse)
+        ctx.native = native
+        ctx.set_materialize_grads(False)
+        return out, x
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        through, around = (None if grad is None else grad.contiguous() for grad in grads)
+        if through is None:
+            return around, None, None, None
+        x, weight, inverse = ctx.saved_tensors
+        grad_x = torch.empty_like(x)
+        grad_weight = ctx.native.rms_norm_backward(through, x, weight, inverse, around, grad_x)
+        return grad_x, grad_weight, None, None
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionSetting:
+    """What an attention needs besides tensors with gradient."""
+
+    native: Native
+    plan: PackedPlan
+    tables: tuple[Tensor, Tensor]  # cosines and sines, (S, D)
+    head_size: int
+    query_eps: float
+    key_eps: float
+    scale: float
+    window: int | None
+
+
+class AttentionHalf(torch.autograd.Function):
+    """x, skip (S, H) -> skip + attention of x.
+
+    weights and biases (or None): of queries, keys, values, output; norms: of queries and keys, (D,) or None.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, skip: Tensor, setting: AttentionSetting, *parameters: Tensor | None) -> Tensor:
+        weights, biases, norms = parameters[:4], parameters[4:8], parameters[8:]
+        sizes = [len(weight) for weight in weights[:3] if weight is not None]
+        raw = x.new_empty(len(x), sum(sizes))
+        for part, weight, bias in zip(raw.split(sizes, dim=1), weights[:3], biases[:3], strict=True):
+            _product(x, weight, bias, part)
+        query, key, value = _heads(raw, sizes, setting.head_size)
+        turned, inverses = [], []
+        for heads, norm, eps in zip((query, key), norms, (setting.query_eps, setting.key_eps), strict=True):
+            out = heads if norm is None else heads.new_empty(heads.shape)
+            inverse = None if norm is None else heads.new_empty(heads.shape[:2])
+            setting.native.norm_rotate(heads, norm, eps, *setting.tables, out, inverse)
+            turned.append(out)
+            inverses.append(inverse)
+        out, lse = attend(setting.plan, turned[0], turned[1], value, setting.scale, setting.window)
+        result = torch.addmm(skip, out.flatten(1), weights[3].t())  # type: ignore[union-attr]
+        if biases[3] is not None:
+            result += biases[3]
+        kept = (None, None) if norms[0] is None else turned
+        ctx.save_for_backward(x, raw, *kept, *inverses, out, lse, *weights, *norms)
+        ctx.setting, ctx.sizes = setting, sizes
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, raw, query, key, query_inverse, key_inverse, out, lse, *parameters = ctx.saved_tensors
+        weights, norms = parameters[:4], parameters[4:]
+        setting: AttentionSetting = ctx.setting
+        grad = grads[0].contiguous()
+        before = _heads(raw, ctx.sizes, setting.head_size)
+        inputs = (before[0] if query is None else query, before[1] if key is None else key, before[2])
+        grad_raw = torch.empty_like(raw)
+        into = _heads(grad_raw, ctx.sizes, setting.head_size)
+        upstream = torch.mm(grad, weights[3]).view(out.shape)
+        attend_backward(setting.plan, upstream, inputs, out, lse, setting.scale, setting.window, into)
+        grad_norms = [
+            setting.native.norm_rotate_backward(heads, source, norm, inverse, *setting.tables, heads)
+            for heads, source, norm, inverse in zip(
+                into[:2], before[:2], norms, (query_inverse, key_inverse), strict=True
+            )
+        ]
+        parts = grad_raw.split(ctx.sizes, dim=1)
+        grad_x = torch.mm(parts[0], weights[0])
+        grad_x.addmm_(parts[1], weights[1]).addmm_(parts[2], weights[2])
+        need = ctx.needs_input_grad[3:]
+        sources = [(part, x) for part in parts] + [(grad, out.flatten(1))]
+        grad_weights = [torch.mm(g.t(), s) if n else None for (g, s), n in zip(sources, need[:4], strict=True)]
+        grad_biases = [g.sum(0) if n else None for (g, _), n in zip(sources, need[4:8], strict=True)]
+        return grad_x, grads[0], None, *grad_weights, *grad_biases, *grad_norms
+
+
+class GatedHalf(torch.autograd.Function):
+    """x, skip (S, H) -> skip + down (silu(gate x) * (up x)), in blocks of rows."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, skip: Tensor, gate: Tensor, up: Tensor, down: Tensor, native: Native) -> Tensor:
+        size = len(gate)
+        projected, result = x.new_empty(len(x), 2 * size), torch.empty_like(skip)
+        blocks = row_blocks(len(x))
+        room = x.new_empty(blocks[0].stop, size)
+        for rows in blocks:
+            gates, ups = projected[rows].chunk(2, dim=1)
+            activated = room[: len(gates)]
+            torch.mm(x[rows], gate.t(), out=gates)
+            torch.mm(x[rows], up.t(), out=ups)
+            native.swiglu(gates, ups, activated)
+            torch.addmm(skip[rows], activated, down.t(), out=result[rows])
+        ctx.save_for_backward(x, projected, gate, up, down)
+        ctx.native, ctx.blocks = native, blocks
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, projected, gate, up, down = ctx.saved_tensors
+        grad, size = grads[0].contiguous(), len(gate)
+        grad_x = torch.empty_like(x)
+        grad_weights = [
+            torch.empty_like(weight) if need else None
+            for weight, need in zip((gate, up, down), ctx.needs_input_grad[2:5], strict=True)
+        ]
+        most = ctx.blocks[0].stop
+        room = [x.new_empty(most, width) for width in (size, size, 2 * size)]
+        for rows in ctx.blocks:
+            grad_activated, activated, grad_projected = (buffer[: rows.stop - rows.start] for buffer in room)
+            torch.mm(grad[rows], down, out=grad_activated)
+            sides, grad_sides = projected[rows].chunk(2, dim=1), grad_projected.chunk(2, dim=1)
+            ctx.native.swiglu_backward(grad_activated, *sides, *grad_sides, activated)
+            torch.mm(grad_sides[0], gate, out=grad_x[rows])
+            grad_x[rows].addmm_(grad_sides[1], up)
+            sources = ((grad_sides[0], x[rows]), (grad_sides[1], x[rows]), (grad[rows], activated))
+            for into, (left, right) in zip(grad_weights, sources, strict=True):
+                if into is not None:
+                    torch.addmm(into, left.t(), right, beta=int(rows.start > 0), out=into)
+        return grad_x, grads[0], *grad_weights, None
+
+
+def row_blocks(num_rows: int) -> list[slice]:
+    """Stretches of about equal length, the first one longest; at least one, perhaps empty."""
+    count = max(1, -(-num_rows // BLOCK_ROWS))
+    length = max(1, -(-num_rows // count))
+    return [slice(start, min(start + length, num_rows)) for start in range(0, max(num_rows, 1), length)]
+
+
+def plain_linears(modules: Sequence[Any]) -> bool:
+    """Whether these are linear layers and nothing else listens to them or takes their place."""
+    return all(type(module) is nn.Linear and not is_heard(module) for module in modules)
+
+
+def is_heard(module: nn.Module) -> bool:
+    """Whether a call of the module would run anything but its forward."""
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(getattr(module, name) for name in hooks)
+
+
+def _product(x: Tensor, weight: Tensor | None, bias: Tensor | None, out: Tensor) -> None:
+    assert weight is not None
+    if bias is None:
+        torch.mm(x, weight.t(), out=out)
+    else:
+        torch.addmm(bias, x, weight.t(), out=out)
+
+
+def _heads(projected: Tensor, sizes: Sequence[int], head_size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(S, sum of sizes) -> queries, keys and values (S, heads, D), in place."""
+    query, key, value = (part.unflatten(1, (-1, head_size)) for part in projected.split(list(sizes), dim=1))
+    return query, key, value
