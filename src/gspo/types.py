@@ -32,6 +32,7 @@ class StopReason(StrEnum):
     STOP_STRING = "stop_string"  # a stop string appeared
     LENGTH = "length"  # ran into max_new_tokens: the response is truncated
     EMPTY = "empty"  # nothing was generated
+    ABORTED = "aborted"  # the engine failed or gave up on it: what there is of it is no answer, and is not scored
 
     @property
     def truncated(self) -> bool:

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -92,3 +94,24 @@ def test_a_prompts_seeds_do_not_depend_on_its_neighbours():
 def test_an_engine_that_loses_a_completion_is_found():
     with pytest.raises(EngineError, match=r"gave \[2, 2, 2\] completions for requests of \[3, 3, 3\]"):
         run(CountingEngine(short=1), length_reward([]))
+
+
+def test_a_response_that_the_engine_broke_off_is_not_judged_and_has_no_score():
+    class Breaking(CountingEngine):
+        def complete(self, request, length):
+            done = super().complete(request, length)
+            aborted = request == 1 and length == 2
+            return replace(done, stop_reason=StopReason.ABORTED) if aborted else done
+
+    calls = []
+    groups, _ = run(Breaking(), length_reward(calls))
+    assert calls == [["", "A", "AA", "", "B", "", "C", "CC"]]
+    assert [[r.score.value for r in group.rollouts] for group in groups] == [
+        [0.0, 1.0, 2.0],
+        [0.0, 1.0, None],
+        [0.0, 1.0, 2.0],
+    ]
+    broken = groups[1].rollouts[2]
+    assert broken.score.failure == "the engine broke it off"
+    assert broken.text == "BB"
+    assert broken.stop_reason is StopReason.ABORTED

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from gspo.policy.causal_lm import CausalPolicy
 
@@ -235,8 +234,9 @@ def _watch_names(disk: Disk, patch: pytest.MonkeyPatch) -> None:
 def _watch_training(disk: Disk, patch: pytest.MonkeyPatch) -> None:
     from gspo import launch
     from gspo.train import journal, loop
+    from gspo.train.optimizer import Optimizer
 
-    save, update = CausalPolicy.save, torch.optim.AdamW.step
+    save, update = CausalPolicy.save, Optimizer.apply
     saver, record = launch.Saver.save, journal.Journal.write
     evaluate = loop._evaluate
 
@@ -266,7 +266,7 @@ def _watch_training(disk: Disk, patch: pytest.MonkeyPatch) -> None:
         return evaluate(*arguments)
 
     patch.setattr(CausalPolicy, "save", watched_save)
-    patch.setattr(torch.optim.AdamW, "step", watched_update)
+    patch.setattr(Optimizer, "apply", watched_update)
     patch.setattr(launch.Saver, "save", watched_saver)
     patch.setattr(journal.Journal, "write", watched_record)
     patch.setattr(loop, "_evaluate", watched_evaluate)

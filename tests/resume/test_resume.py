@@ -53,10 +53,10 @@ def resumed(run: Path) -> dict[str, Any]:
 
 
 def die(monkeypatch: pytest.MonkeyPatch, run: Callable[[], Any], name: str, call: int) -> None:
-    """Ends a run before the given call (from 1) of a function of the launch or of ``gspo.train.loop``."""
-    from gspo.train import loop
+    """Ends a run before the given call (from 1) of a function of the launch or of the loop."""
+    from gspo.train import loop, sft, updates
 
-    module = next(module for module in (runs, stages, loop) if hasattr(module, name))
+    module = next(module for module in (runs, stages, updates, sft) if hasattr(module, name))
     function = getattr(module, name)
     calls = iter(range(1, 10_000))
 
@@ -261,9 +261,7 @@ def test_a_guard_that_stops_leaves_a_checkpoint_of_that_step(tmp_path: Path, mon
     (warning,) = [event for event in warned["events"] if event["type"] == "warning"]
     assert (warning["message"], warning["detector"], warning["step"]) == ("always: 1 steps", "always", 1)
     stopping = make_recipe(tmp_path / "recipe", DENSE, "--guard.reaction", "stop")
-    with pytest.raises(
-        CollapseError, match=r"stopped after step 1, since guard\.reaction is \"stop\": always: 1 steps"
-    ):
+    with pytest.raises(CollapseError, match=r"stopped after step 1: always: 1 steps. Its reaction in \[guard\] is"):
         train(stopping, tmp_path / "run")
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-000001"]
     # Whoever goes on nevertheless gets the rest of the run.

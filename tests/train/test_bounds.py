@@ -30,3 +30,12 @@ def test_calibrated_bounds_clip_the_target_share_and_freeze_after_the_window():
     advantages = torch.cat([a for _, a in seen])
     clipped = ((advantages > 0) & (ratio > 1 + bounds.clip_high)) | ((advantages < 0) & (ratio < 1 - bounds.clip_low))
     assert float(clipped.float().mean()) == pytest.approx(0.15, abs=1 / 800)
+
+
+def test_a_step_that_begins_during_the_warm_up_is_not_measured():
+    calibration = Calibration(target=0.15, num_steps=1, first_update=6)
+    # Steps of 4 updates begin at 0, 4, 8: the second still makes its first two updates at less than the full rate.
+    assert [calibration.measures(num_updates) for num_updates in (0, 4, 6, 8)] == [False, False, True, True]
+    full = calibration.observe(torch.tensor([0.1]), torch.tensor([1.0]))
+    assert not full.measures(8)
+    assert full.first_update == 6

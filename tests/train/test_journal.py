@@ -12,9 +12,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gspo.errors import RunError
+from gspo.errors import EngineFailure, RunError
 from gspo.rewards.base import RewardSet, Unscored, WeightedReward
 from gspo.rollout.base import GenerationRequest, SamplingParams
+from gspo.rollout.retrying import Failure, FailureLog, RetryingEngine
 from gspo.train.journal import (
     Journal,
     JournaledEngine,
@@ -27,6 +28,8 @@ from gspo.train.journal import (
     read_journal,
 )
 from gspo.types import Completion, Prompt, Score, StopReason
+
+from ..rollout.faulty import FaultyEngine, SeededEngine, failing
 
 PARAMS = SamplingParams(max_new_tokens=4, temperature=0.7, stop_token_ids=frozenset({2, 3}))
 
@@ -108,6 +111,68 @@ def test_a_call_that_is_broken_off_leaves_no_record_and_is_made_again(tmp_path: 
         engine(tmp_path, inner, check=stop).generate(requests(1, 2, 3, 4), PARAMS)
     engine(tmp_path, inner).generate(requests(1, 2, 3, 4), PARAMS)
     assert inner.calls == 2
+
+
+def three(*seeds: int) -> list[GenerationRequest]:
+    return [GenerationRequest(f"p/{i}", (5, i), (seed, seed + 1)) for i, seed in enumerate(seeds)]
+
+
+def stopping_after(number: int) -> Any:
+    left = iter(range(number))
+
+    def stop() -> None:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+
+    return stop
+
+
+def test_a_round_that_breaks_off_keeps_its_finished_calls(tmp_path: Path) -> None:
+    inner, again = SeededEngine(), SeededEngine()
+    whole = SeededEngine().generate(three(7, 8, 9), PARAMS)
+    with pytest.raises(KeyboardInterrupt):  # within the second call of one prompt
+        JournaledEngine(inner, Journal(tmp_path), lambda: 1, stopping_after(2), prompts_per_call=1).generate(
+            three(7, 8, 9), PARAMS
+        )
+    assert [len(call) for call in inner.calls] == [2, 2]
+    told: list[tuple[int, int]] = []
+    journaled = JournaledEngine(again, Journal(tmp_path), lambda: 1, lambda: None, prompts_per_call=1)
+    groups = journaled.generate(three(7, 8, 9), PARAMS, lambda i, j, c: told.append((i, j)))
+    assert [call[0][0] for call in again.calls] == ["p/1", "p/2"]  # p/0 was finished
+    assert all(same(a, b) for one, two in zip(groups, whole, strict=True) for a, b in zip(one, two, strict=True))
+    assert sorted(told) == [(i, j) for i in range(3) for j in range(2)]
+
+
+@pytest.mark.parametrize(("number", "asked"), [(1, [0, 1, 2]), (2, [1, 2]), (3, [1, 2]), (5, [2]), (6, [])])
+def test_of_an_independent_engine_every_finished_group_is_kept(tmp_path: Path, number: int, asked: list[int]) -> None:
+    """Broken off at response ``number`` of six: groups of two are finished with every second of them."""
+    whole = SeededEngine().generate(three(7, 8, 9), PARAMS)
+    with pytest.raises(KeyboardInterrupt):
+        JournaledEngine(
+            SeededEngine(independent=True), Journal(tmp_path), lambda: 1, stopping_after(number - 1)
+        ).generate(three(7, 8, 9) + three(100), PARAMS)
+    again = SeededEngine(independent=True)
+    groups = JournaledEngine(again, Journal(tmp_path), lambda: 1, lambda: None).generate(three(7, 8, 9), PARAMS)
+    assert [name for call in again.calls for name, _ in call[::2]] == [f"p/{index}" for index in asked]
+    assert all(same(a, b) for one, two in zip(groups, whole, strict=True) for a, b in zip(one, two, strict=True))
+
+
+@pytest.mark.parametrize("independent", [False, True])
+def test_failures_are_kept_with_what_came_of_the_call_and_told_again(tmp_path: Path, independent: bool) -> None:
+    def journaled(engine: Any) -> tuple[JournaledEngine, list[Failure]]:
+        told: list[Failure] = []
+        log = FailureLog(told.append)
+        retrying = RetryingEngine(engine, log, max_retries=1, keep=False)
+        return JournaledEngine(retrying, Journal(tmp_path), lambda: 1, lambda: None, failures=log), told
+
+    engine, told = journaled(FaultyEngine((1, failing(EngineFailure.CRASHED, "gone")), independent=independent))
+    first = engine.generate(three(7, 8), PARAMS)
+    again, told_again = journaled(
+        FaultyEngine((0, failing(EngineFailure.OTHER, "never asked")), independent=independent)
+    )
+    second = again.generate(three(7, 8), PARAMS)
+    assert told == told_again == [Failure(EngineFailure.CRASHED, "gone", True)]
+    assert all(same(a, b) for one, two in zip(first, second, strict=True) for a, b in zip(one, two, strict=True))
 
 
 def test_the_version_of_the_weights_is_the_inner_engines(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from gspo.config import Recipe
 from gspo.errors import NumericalError, RewardError
 from gspo.events import read_events
 from gspo.rollout.embedded.engine import EmbeddedEngine
-from gspo.train import loop
+from gspo.train import updates
 from gspo.types import Completion
 
 from ..resume.runs import DENSE, make_recipe
@@ -108,7 +108,7 @@ def test_auto_takes_the_trainers_logprobs_instead_and_says_that_they_differ(reci
 
 def breaking(monkeypatch: pytest.MonkeyPatch, chosen: set[int], where: str) -> None:
     """Makes the updates with these numbers (from 0) non-finite at one place."""
-    update = loop.update
+    update = updates.update
     numbers = iter(range(1000))
 
     def broken(policy: Any, optimizer: Any, *arguments: Any, **options: Any) -> Any:
@@ -118,7 +118,7 @@ def breaking(monkeypatch: pytest.MonkeyPatch, chosen: set[int], where: str) -> N
         with spoiled(parameter, where):
             return update(policy, optimizer, *arguments, **options)
 
-    monkeypatch.setattr(loop, "update", broken)
+    monkeypatch.setattr(updates, "update", broken)
 
 
 class spoiled:  # noqa: N801 - reads as a function

@@ -53,6 +53,27 @@ def test_mini_batches_keep_groups_together_and_shuffle_them_by_seed_and_step():
     assert any(not torch.equal(a.rows, b.rows) for a, b in zip(parts, other, strict=True))
 
 
+def test_random_drop_takes_rows_out_and_leaves_the_denominators():
+    batch = batch_of([[3] * 10] * 8)  # 20 rows in each of 4
+    whole = mini_batches(batch, 4, seed=0, step=1)
+    parts = mini_batches(batch, 4, seed=0, step=1, random_drop=(0.0, 0.25, 0.5, 0.97))
+    assert [len(part.rows) for part in parts] == [20, 15, 10, 1]  # 0.97 * 20 is rounded to 19
+    assert all(part.counts == before.counts for part, before in zip(parts, whole, strict=True))
+    for part, before in zip(parts, whole, strict=True):
+        left = [row for row in before.rows.tolist() if row in part.rows.tolist()]
+        assert part.rows.tolist() == left  # the same rows in the same order
+
+
+def test_random_drop_is_drawn_anew_for_each_step_and_mini_batch_and_repeats_by_seed():
+    batch = batch_of([[3] * 10] * 2)
+
+    def kept(seed: int, step: int) -> list[list[int]]:
+        return [part.rows.tolist() for part in mini_batches(batch, 2, seed=seed, step=step, random_drop=(0.5, 0.5))]
+
+    assert kept(0, 1) == kept(0, 1)
+    assert len({str([sorted(rows) for rows in kept(0, step)]) for step in range(1, 6)}) == 5
+
+
 def test_denominators_leave_out_excluded_rows_and_rows_without_tokens():
     batch = batch_of([[3, 2], [4, 0]], included=[True, False, True, True])
     (part,) = mini_batches(batch, 1, seed=0, step=1)
@@ -74,6 +95,13 @@ def sequences(lengths: list[int], prompt_length: int = 5, group_size: int = 2) -
 def test_micro_batches_by_size():
     parts = micro_batches(sequences([4] * 12), torch.arange(12), micro_batch_size=5, micro_batch_tokens=1)
     assert [p.tolist() for p in parts] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [10, 11]]
+
+
+@pytest.mark.parametrize("size", [None, 3])
+def test_no_rows_are_no_micro_batches(size):
+    """An update in which no response has signal."""
+    rows = torch.empty(0, dtype=torch.int64)
+    assert micro_batches(sequences([4] * 3), rows, micro_batch_size=size, micro_batch_tokens=8) == []
 
 
 @pytest.mark.parametrize("limit", [1, 17, 30, 64, 10_000])

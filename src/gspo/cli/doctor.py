@@ -17,6 +17,8 @@ from gspo.train.manifest import verify
 _CAUSES: Sequence[tuple[str, str, str]] = (
     ("CollapseError", "a detector of the guard stopped it", "see the findings; change the settings, start from an "
      "earlier checkpoint (model.path)"),
+    ("(out_of_memory)", "the sampling engine ran out of memory", "lower rollout.max_slots or rollout.prompts_per_call, "
+     "then gspo train --resume"),
     ("NumericalError", "a number was not finite", "lower train.learning_rate; go back to an earlier checkpoint; "
      "look at the responses named in the warnings"),
     ("CheckpointError", "a checkpoint could not be written", "free space on the disk, then gspo train --resume"),
@@ -30,6 +32,16 @@ _CAUSES: Sequence[tuple[str, str, str]] = (
     ("DataError", "the data cannot be used", "mend the file that the message names"),
     ("ModelError", "the model or a checkpoint cannot be used", "see the message"),
 )  # fmt: skip
+
+
+#: What usually helps against a failure of the engine, by its kind.
+_ENGINE_REMEDIES: Mapping[str, str] = {
+    "out_of_memory": "lower rollout.max_slots or rollout.prompts_per_call",
+    "timeout": "look whether the engine is overloaded or hangs; raise its time limit",
+    "crashed": "look at the engine's own log, and for the kernel's out-of-memory messages (dmesg)",
+    "bad_numbers": "the weights have diverged: go back to an earlier checkpoint, lower train.learning_rate",
+    "rejected": "look at the prompt that is named",
+}
 
 
 @dataclass(frozen=True)
@@ -66,8 +78,13 @@ def _state(run: RunDirectory, log: EventLog) -> str:
     start = log.of_type("start")
     planned = start[-1].get("num_steps") if start else None
     done = f"{steps[-1]['step'] if steps else 0}" + (f" of {planned}" if planned else "") + " steps"
-    resumed = len(run.info().get("resumed", []))
+    updates = log.of_type("sft")
+    if not steps and updates:
+        total = start[-1].get("num_sft_updates") if start else None
+        done = f"{updates[-1]['update']}" + (f" of {total}" if total else "") + " updates of the cold start"
+    resumed, back = len(run.info().get("resumed", [])), log.of_type("go_back")
     again = f", continued {resumed} times" if resumed else ""
+    again += f", went back {back[-1]['attempt']} times" if back else ""
     return f"{run.path}: {_ending(run, log)} after {done}{again}"
 
 
@@ -93,6 +110,7 @@ def _is_locked(run: RunDirectory) -> bool:
 def diagnose(run: RunDirectory, log: EventLog) -> Iterator[Finding]:
     """What went wrong, the end first, then what led to it."""
     yield from _end_findings(run, log)
+    yield from _go_back_findings(log)
     for alarm in alarms(log.events):
         detector = BY_NAME[alarm.detector]
         yield Finding(
@@ -102,6 +120,7 @@ def diagnose(run: RunDirectory, log: EventLog) -> Iterator[Finding]:
         )
     yield from _number_findings(log.events)
     yield from _score_findings(log.events)
+    yield from _engine_findings(log.events)
     yield from _checkpoint_findings(run)
 
 
@@ -156,6 +175,31 @@ def _score_findings(events: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
             "some responses could not be scored",
             f"{unscored:.0f} unscored responses, {timeouts:.0f} time-outs over {len(steps)} steps",
             "raise reward.timeout_s; score the answers in the samples by hand with the same function",
+        )
+
+
+def _go_back_findings(log: EventLog) -> Iterator[Finding]:
+    """Each time that the run went back, and with what it went on."""
+    for event in log.of_type("go_back"):
+        yield Finding(
+            f"it went back from step {event['from_step']} to step {event['step']} (attempt {event['attempt']})",
+            f"{'; '.join(event['alarms'])}; the events of the stretch that it left are in {event['abandoned']}",
+            f"it went on with learning rate {event['learning_rate']:.3g} and {event['num_mini_batches']} mini-batches; "
+            "if that is well, make it the setting of the next run",
+        )
+
+
+def _engine_findings(events: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+    """Calls of the engine that failed, by kind."""
+    told = [event for event in events if event["type"] == "warning" and event.get("engine")]
+    aborted = sum(event["metrics"].get("engine/aborted") or 0 for event in events if event["type"] == "step")
+    for kind in sorted({str(event["engine"]) for event in told}):
+        messages = [str(event["message"]) for event in told if event["engine"] == kind]
+        left = f"; {aborted:.0f} responses were left unfinished" if aborted else ""
+        yield Finding(
+            f"calls of the sampling engine failed: {kind.replace('_', ' ')}",
+            f"{len(messages)} times, the last: {messages[-1]}{left}",
+            _ENGINE_REMEDIES.get(kind, "look at the message and at the engine's own log"),
         )
 
 

@@ -12,8 +12,10 @@ from gspo.errors import EngineError
 from gspo.rewards.base import RewardSet
 from gspo.rollout.base import Engine, GenerationRequest, OnFinished, SamplingParams
 from gspo.seeding import derive_seed
-from gspo.types import Completion, Prompt, Rollout, RolloutGroup, Score
+from gspo.types import Completion, Prompt, Rollout, RolloutGroup, Score, StopReason
 
+#: The score of a response that the engine did not bring to its end.
+_UNFINISHED = Score(None, failure="the engine broke it off")
 #: Ids of one response to its text, special tokens left out.
 Decode = Callable[[Sequence[int]], str]
 
@@ -68,7 +70,7 @@ def collect(
     _check_counts(requests, completions)
     sampled = time.perf_counter()
     texts = [[_text(completion, decode) for completion in group] for group in completions]
-    scores = _score(prompts, texts, completions, reward_set)
+    scores = _score(prompts, texts, completions, reward_set, shaping=purpose == "sample")
     groups = [
         RolloutGroup(prompt, tuple(map(_rollout, group, group_texts, group_scores)))
         for prompt, group, group_texts, group_scores in zip(prompts, completions, texts, scores, strict=True)
@@ -93,13 +95,27 @@ def _score(
     texts: Sequence[Sequence[str]],
     completions: Sequence[Sequence[Completion]],
     reward_set: RewardSet,
+    shaping: bool,
 ) -> list[list[Score]]:
-    """All responses in one call of the reward, then cut into groups again."""
-    flat_prompts = [prompt for prompt, group in zip(prompts, texts, strict=True) for _ in group]
-    flat_texts = [text for group in texts for text in group]
-    flat_ids = [completion.token_ids.tolist() for group in completions for completion in group]
-    scores = iter(reward_set.score(flat_prompts, flat_texts, flat_ids))
-    return [[next(scores) for _ in group] for group in texts]
+    """All responses in one call of the reward, then cut into groups again. An aborted one is no answer to judge."""
+    answers = [
+        (prompt, text, completion.token_ids.tolist(), completion.stop_reason)
+        for prompt, group_texts, group in zip(prompts, texts, completions, strict=True)
+        for text, completion in zip(group_texts, group, strict=True)
+        if completion.stop_reason is not StopReason.ABORTED
+    ]
+    found = reward_set.score(
+        [answer[0] for answer in answers],
+        [answer[1] for answer in answers],
+        [answer[2] for answer in answers],
+        [answer[3] for answer in answers],
+        shaping=shaping,
+    )
+    scores = iter(found)
+    return [
+        [_UNFINISHED if completion.stop_reason is StopReason.ABORTED else next(scores) for completion in group]
+        for group in completions
+    ]
 
 
 def _rollout(completion: Completion, text: str, score: Score) -> Rollout:

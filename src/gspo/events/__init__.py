@@ -6,6 +6,8 @@
     ├── recipe.toml              the resolved configuration
     ├── run.json                 command, versions, seed, host, start time
     ├── events.jsonl             one JSON object a line, see schema.py
+    ├── attempts.json            the times that the run went back to an earlier checkpoint
+    ├── abandoned/               events of the stretches that it left
     ├── journal/                 rollouts and verdicts since the oldest kept checkpoint
     ├── summary.json             the last word of a finished run
     ├── checkpoints/step-000010/ Hugging Face directories
@@ -13,7 +15,7 @@
 
 Readers (reports, the terminal view) know this package and nothing else of the trainer. Needs no torch.
 
-Read in this order: schema, metrics, files, log, run_directory.
+Read in this order: schema, metrics, secrets, files, log, run_directory.
 """
 
 from gspo.events.files import append, replace_file, sync_path, write_all, write_json
@@ -28,6 +30,7 @@ from gspo.events.schema import (
     EndEvent,
     EvaluationEvent,
     Event,
+    GoBackEvent,
     Sample,
     SamplesEvent,
     SftEvent,
@@ -36,6 +39,7 @@ from gspo.events.schema import (
     UpdateEvent,
     WarningEvent,
 )
+from gspo.events.secrets import redact
 
 __all__ = [
     "EVENT_TYPES",
@@ -49,6 +53,7 @@ __all__ = [
     "Event",
     "EventLog",
     "EventWriter",
+    "GoBackEvent",
     "MetricInfo",
     "RunDirectory",
     "Sample",
@@ -63,6 +68,7 @@ __all__ = [
     "package_versions",
     "read_event_log",
     "read_events",
+    "redact",
     "replace_file",
     "sync_path",
     "write_all",

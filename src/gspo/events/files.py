@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gspo.errors import RunError
+from gspo.events.secrets import redact
 
 
 def append(descriptor: int, data: bytes, path: Path) -> None:
@@ -27,10 +28,15 @@ def append(descriptor: int, data: bytes, path: Path) -> None:
         write_all(descriptor, data)
     except OSError as error:
         os.ftruncate(descriptor, before)
-        raise RunError(
-            f"{path}: cannot be written ({error.strerror}); free space or mend the disk, then continue with "
-            "gspo train --resume"
-        ) from error
+        raise not_written(path, error) from error
+
+
+def not_written(path: Path, error: OSError) -> RunError:
+    """What is said of a file that the disk did not take."""
+    return RunError(
+        f"{path}: cannot be written ({error.strerror}); free space or mend the disk, then continue with "
+        "gspo train --resume"
+    )
 
 
 def write_all(descriptor: int, data: bytes) -> None:
@@ -63,9 +69,9 @@ def sync_path(path: Path) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """:func:`replace_file` with JSON. Non-finite numbers become null."""
+    """:func:`replace_file` with JSON. Non-finite numbers become null; secrets of the environment, their names."""
     text = json.dumps(plain(value, path.name, {}), indent=2, ensure_ascii=False, allow_nan=False)
-    replace_file(path, (text + "\n").encode())
+    replace_file(path, (redact(text) + "\n").encode())
 
 
 def plain(value: Any, where: str, non_finite: dict[str, str]) -> Any:

@@ -15,9 +15,10 @@ from gspo.errors import DataError
 from gspo.events.files import append, plain
 from gspo.events.metrics import find_metric
 from gspo.events.schema import EVENT_TYPES
+from gspo.events.secrets import redact
 
 #: Events that are synced to the disk as they are written; the others go to the operating system and follow with them.
-SYNCED = frozenset({"start", "step", "calibration", "evaluation", "checkpoint", "end"})
+SYNCED = frozenset({"start", "step", "calibration", "evaluation", "checkpoint", "go_back", "end"})
 
 
 class EventWriter:
@@ -37,7 +38,7 @@ class EventWriter:
         """Writes one event and returns it as a reader will see it.
 
         Non-finite numbers become null and are named, with what they were, in ``non_finite``.
-        Numpy and torch scalars become plain numbers.
+        Numpy and torch scalars become plain numbers; secrets of the environment, the names of their variables.
 
         Raises:
             ValueError: an unknown kind, a missing field, or a metric that ``METRICS`` does not list.
@@ -49,7 +50,7 @@ class EventWriter:
         if non_finite:
             event["non_finite"] = non_finite
         line = json.dumps(event, ensure_ascii=False, allow_nan=False) + "\n"
-        append(self._file, line.encode(), self._path)
+        append(self._file, redact(line).encode(), self._path)
         if kind in SYNCED:
             self.sync()
         return event

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Self, TextIO
 
 from gspo.errors import RunDirectoryError
-from gspo.events.files import replace_file, sync_path, write_json
+from gspo.events.files import not_written, replace_file, sync_path, write_json
 from gspo.events.log import EventWriter, read_event_log
 
 
@@ -115,9 +115,9 @@ class RunDirectory:
         return dict(found)
 
     def note_resume(self, **fields: Any) -> None:
-        """Adds one entry, with the time, to the list ``resumed`` of run.json."""
+        """Adds one entry, with the time, to the list ``resumed`` of run.json. Raises RunError on a full disk."""
         info = self.info()
-        write_json(self.info_path, {**info, "resumed": [*info.get("resumed", []), {"time": time.time(), **fields}]})
+        _write(self.info_path, {**info, "resumed": [*info.get("resumed", []), {"time": time.time(), **fields}]})
 
     def cut_events(self, size: int) -> None:
         """Leaves the first ``size`` bytes of events.jsonl: what a checkpoint knows of. The rest will come again.
@@ -144,8 +144,8 @@ class RunDirectory:
         return EventWriter(self.events_path)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Writes summary.json as a whole or not at all; non-finite numbers become null."""
-        write_json(self.summary_path, summary)
+        """Writes summary.json as a whole or not at all; non-finite numbers become null. Raises RunError as above."""
+        _write(self.summary_path, summary)
 
     def close(self) -> None:
         """Gives the lock back; what is on disk stays."""
@@ -159,6 +159,13 @@ class RunDirectory:
 
     def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
         self.close()
+
+
+def _write(path: Path, value: Mapping[str, Any]) -> None:
+    try:
+        write_json(path, value)
+    except OSError as error:
+        raise not_written(path, error) from error
 
 
 def _acquire(path: Path) -> TextIO:

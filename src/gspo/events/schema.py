@@ -79,6 +79,7 @@ class Sample(TypedDict, total=False):
     advantage: float
     stop_reason: str
     num_tokens: int
+    failure: str  # why there is no reward; only where there is none
     clipped: bool
 
 
@@ -111,6 +112,23 @@ class CheckpointEvent(Event):
     path: str  # relative to the run directory
 
 
+class GoBackEvent(Event):
+    """The run went back to an earlier checkpoint, since a detector of the guard fired; the steps after it come again.
+
+    The events of the stretch that was left are in the file ``abandoned``.
+    """
+
+    step: int  # of the checkpoint; the next step event is the one after it
+    from_step: int  # at which the detectors fired
+    attempt: int  # 1 is the first time
+    alarms: list[str]  # detector and evidence
+    learning_rate: float  # peak, from here on, as are the next three
+    clip_low: float | None
+    clip_high: float | None
+    num_mini_batches: int
+    abandoned: str  # relative to the run directory
+
+
 class EndEvent(Event):
     status: str  # "finished", or what ended the run: "interrupted", "failed"
     seconds: float
@@ -129,6 +147,7 @@ EVENT_TYPES: Mapping[str, type] = MappingProxyType(
         "evaluation": EvaluationEvent,
         "sft": SftEvent,
         "checkpoint": CheckpointEvent,
+        "go_back": GoBackEvent,
         "end": EndEvent,
     }
 )

@@ -8,14 +8,16 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gspo.config.effects import goes_back
 from gspo.config.schema import Recipe
 from gspo.errors import ConfigError, ModelError
 from gspo.evals.base import EvaluationResult, Outcome
 from gspo.events import RunDirectory, package_versions
+from gspo.launch.attempts import History, read_history
 from gspo.launch.house import House
 from gspo.launch.log import Log
 from gspo.policy.causal_lm import CausalPolicy
@@ -26,12 +28,19 @@ from gspo.train.checkpoint import (
     keep,
     load_trainer_state,
     newest_good,
+    newest_sft,
     optimizer_state,
     partial_name,
+    remove,
+    remove_abandoned,
     remove_leftovers,
+    remove_sft,
     save_checkpoint,
+    sft_checkpoints,
+    sft_name,
     verify_model,
 )
+from gspo.train.guard import SHORT
 from gspo.train.journal import Journal
 from gspo.train.manifest import read_manifest
 from gspo.train.optimizer import Optimizer
@@ -40,33 +49,50 @@ from gspo.train.progress import Progress, calibration_tensors, position
 
 @dataclass(frozen=True, eq=False)
 class Start:
-    """Where a run begins: at its first line, after the cold start, or after a step.
+    """Where a run begins: at its first line, within or after the cold start, or after a step.
 
+    history: the times that the run went back to an earlier checkpoint.
     checkpoint: holds weights (and ``trainer`` what goes with them); None at the first line.
     """
 
     checkpoint: Path | None = None
     trainer: TrainerState | None = None
     warnings: tuple[str, ...] = ()
+    history: History = field(default_factory=History)
 
     @property
     def events_size(self) -> int:
         return 0 if self.trainer is None else int(self.trainer.position["events_size"])
 
+    @property
+    def sft_update(self) -> int:
+        """Updates of the cold start behind the weights, where that goes on."""
+        return 0 if self.trainer is None else int(self.trainer.position.get("sft_update", 0))
+
+    @property
+    def goes_back(self) -> bool:
+        """Whether an attempt begins here: the checkpoint is of an earlier one."""
+        return self.trainer is not None and self.history.begins(self.trainer.position.get("attempt", 0))
+
+    @property
+    def is_cold(self) -> bool:
+        """Whether the cold start, if the recipe has one, is still to be made or to be ended."""
+        return self.trainer is None or "sft_update" in self.trainer.position
+
 
 def find_start(recipe: Recipe, directory: RunDirectory) -> Start:
-    """The newest good checkpoint of a run; else the end of its cold start; else its beginning."""
-    remove_leftovers(directory.checkpoints_path)
-    path, faults = newest_good(directory.checkpoints_path)
-    cold = directory.checkpoints_path / "sft"
-    if path is None and recipe.sft is not None and cold.exists():
-        try:
-            verify_model(cold)
-        except ModelError as error:
-            return Start(warnings=(f"{error}; the cold start is made again",))
-        path = cold
+    """The newest good checkpoint of a run; else the end of its cold start, or a place in it; else its beginning."""
+    history, folder = read_history(directory), directory.checkpoints_path
+    remove_leftovers(folder)
+    if history.attempts:
+        remove_abandoned(folder, history.attempts[-1].step, history.number)
+    path, faults = newest_good(folder)
+    if path is None and recipe.sft is not None:
+        path, faults = _in_cold_start(folder)
     if path is None:
-        return Start()
+        return Start(warnings=tuple(f"{fault}; the cold start is made again" for fault in faults), history=history)
+    if path.parent == folder and path not in sft_checkpoints(folder):
+        remove_sft(folder)
     trainer = load_trainer_state(path)
     recorded = trainer.position.get("recipe")
     if recorded != _recipe_digest(directory):
@@ -75,7 +101,21 @@ def find_start(recipe: Recipe, directory: RunDirectory) -> Start:
             "start a new run from the checkpoint with model.path"
         )
     warnings = tuple(f"{fault}; going on from the newest good one, {path.name}" for fault in faults)
-    return Start(path, trainer, (*warnings, *_other_versions(path)))
+    return Start(path, trainer, (*warnings, *_other_versions(path)), history)
+
+
+def _in_cold_start(folder: Path) -> tuple[Path | None, list[str]]:
+    """The end of the cold start; else the newest good checkpoint within it; and what is wrong with newer ones."""
+    faults = []
+    if (folder / "sft").exists():
+        try:
+            verify_model(folder / "sft")
+        except ModelError as error:
+            faults.append(str(error))
+        else:
+            return folder / "sft", []
+    path, more = newest_sft(folder)
+    return path, faults + more
 
 
 def _recipe_digest(directory: RunDirectory) -> str:
@@ -110,7 +150,9 @@ class Saver:
             state = optimizer_state(self.house.policy, self.optimizer)
             _save(self.house, path, progress, state, _recipe_digest(self.directory))
         settings = self.house.recipe.checkpoint
-        keep(self.directory.checkpoints_path, settings.keep_last, settings.keep_best)
+        # A detector looks back over SHORT steps: one from before these is to be there when it fires.
+        older = SHORT - 1 if goes_back(self.house.recipe) else None
+        keep(self.directory.checkpoints_path, settings.keep_last, settings.keep_best, older)
         self.journal.forget(checkpoint_step(checkpoints(self.directory.checkpoints_path)[0]))
         return str(path.relative_to(self.directory.path))
 
@@ -156,9 +198,42 @@ def evaluation_from(state: Mapping[str, Any]) -> EvaluationResult:
     )
 
 
-def save_cold_start(policy: CausalPolicy, directory: RunDirectory, log: Log) -> None:
-    """The end of the cold start as ``checkpoints/sft``, from where a run can go on."""
-    path = directory.checkpoints_path / "sft"
-    log.emit("checkpoint", step=0, path=str(path.relative_to(directory.path)))
-    where = {"step": 0, "events_size": log.events.size, "recipe": _recipe_digest(directory)}
-    save_checkpoint(policy, path, TrainerState({}, where), {"versions": package_versions()})
+@dataclass(eq=False)
+class ColdStartSaver:
+    """Writes the checkpoints of a cold start: places within it while it goes on, ``checkpoints/sft`` at its end.
+
+    Args:
+        saved: updates behind the newest checkpoint that is there.
+    """
+
+    policy: CausalPolicy
+    optimizer: Optimizer
+    directory: RunDirectory
+    log: Log
+    saved: int = 0
+
+    def save(self, update: int) -> str:
+        """The two newest are kept; one that is there is not written again."""
+        folder = self.directory.checkpoints_path
+        path = folder / sft_name(update)
+        if update != self.saved:
+            self._write(path, update, optimizer_state(self.policy, self.optimizer), sft_update=update)
+            self.saved = update
+        for older in sft_checkpoints(folder)[:-2]:
+            remove(older)
+        return str(path.relative_to(self.directory.path))
+
+    def finish(self, num_updates: int) -> None:
+        """The end, from where a run can go on; what was kept within the cold start is deleted."""
+        path = self.directory.checkpoints_path / "sft"
+        self.log.emit("checkpoint", step=0, path=str(path.relative_to(self.directory.path)))
+        self._write(path, num_updates, {})
+        remove_sft(self.directory.checkpoints_path)
+
+    def _write(self, path: Path, num_updates: int, optimizer: Mapping[str, Any], **more: int) -> None:
+        self.log.events.sync()
+        recipe = _recipe_digest(self.directory)
+        size = self.log.events.size
+        where = {"step": 0, "num_updates": num_updates, "events_size": size, "recipe": recipe, **more}
+        facts = {"recipe": recipe, "versions": package_versions()}
+        save_checkpoint(self.policy, path, TrainerState(optimizer, where), facts)

@@ -6,7 +6,7 @@ Reads the recipe and nothing of a run: no directory, no optimizer, no loop.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from gspo.rewards.base import RewardSet
 from gspo.rewards.builtin import build_rewards
 from gspo.rollout.base import Engine, SamplingParams
 from gspo.rollout.embedded.engine import EmbeddedEngine
+from gspo.rollout.retrying import FailureLog, RetryingEngine
 from gspo.rollout.scripted import ScriptedEngine
 from gspo.seeding import derive_seed
 from gspo.train.routing import RoutingSettings
@@ -43,13 +44,15 @@ class House:
     prompts: list[Prompt]
     eval_prompts: list[Prompt]
     routing: RoutingSettings | None = None  # of a mixture of experts
+    failures: FailureLog = field(default_factory=FailureLog)  # of the engine
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return str(self.policy.tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
     def collect(
-        self, prompts: Sequence[Prompt], step: int, first_draw: int = 0
+        self, prompts: Sequence[Prompt], step: int, first_draw: int = 0, seed: int | None = None
     ) -> tuple[list[RolloutGroup], dict[str, float]]:
+        """The scored groups of a step; ``seed`` is run.seed unless it is given."""
         rollout = self.recipe.rollout
         return collect(
             prompts,
@@ -60,7 +63,7 @@ class House:
             ),
             self.reward_set,
             step=step,
-            seed=self.recipe.run.seed,
+            seed=self.recipe.run.seed if seed is None else seed,
             group_size=rollout.group_size,
             decode=self.decode,
             first_draw=first_draw,
@@ -121,8 +124,13 @@ def build(recipe: Recipe, model: str | Path | None = None) -> House:
         task=task,
         isolate=reward.isolate,
         memory_limit_mb=reward.memory_limit_mb,
+        environment=reward.environment,
     )
-    return House(recipe, policy, _engine(recipe, policy), reward_set, prompts, eval_prompts, routing_of(recipe, policy))
+    failures, rollout = FailureLog(), recipe.rollout
+    engine = RetryingEngine(
+        _engine(recipe, policy), failures, max_retries=rollout.max_retries, keep=rollout.engine_failure == "keep"
+    )
+    return House(recipe, policy, engine, reward_set, prompts, eval_prompts, routing_of(recipe, policy), failures)
 
 
 def policy_of(recipe: Recipe, path: str | Path | None) -> CausalPolicy:
@@ -183,14 +191,16 @@ def routing_of(recipe: Recipe, policy: CausalPolicy) -> RoutingSettings | None:
     """What is done about the routing of a mixture of experts; None for a dense model.
 
     Raises:
-        ModelError: routes are to be replayed, and the model has no experts or routers that are not understood.
+        ModelError: routes are to be replayed or balanced, and the model has no experts or routers that are not
+            understood.
     """
-    replay, metrics = recipe.moe.replay, recipe.moe.metrics
-    if replay == "none" and (metrics == "none" or not has_experts(policy.base)):
+    replay, metrics, balance = recipe.moe.replay, recipe.moe.metrics, recipe.moe.load_balancing_coefficient
+    only_measured = replay == "none" and not balance
+    if only_measured and (metrics == "none" or not has_experts(policy.base)):
         return None
-    if replay == "none" and "metrics" not in recipe.moe.model_fields_set and not understands(policy.base):
+    if only_measured and "metrics" not in recipe.moe.model_fields_set and not understands(policy.base):
         return None  # nobody asked for it
     from_preset = PRESETS[recipe.run.preset]["moe.replay"] == replay if recipe.run.preset else False
-    if from_preset and not has_experts(policy.base):
+    if from_preset and not balance and not has_experts(policy.base):
         return None  # a preset speaks of mixtures without knowing the model
-    return RoutingSettings(routing_shape(policy), replay, metrics)
+    return RoutingSettings(routing_shape(policy), replay, metrics, balance)

@@ -16,13 +16,14 @@ from gspo.events import RunDirectory, read_event_log
 from gspo.launch.checkpoints import Saver, Start, evaluation_from
 from gspo.launch.house import House, policy_of
 from gspo.launch.log import Log
-from gspo.launch.settings import calibration_of, correction_of, first_bounds, objective_of
+from gspo.launch.settings import calibration_of, correction_of, first_bounds, objective_of, prompts_per_call
 from gspo.launch.signals import StopSignal
 from gspo.objectives.bundle import PAPER_BOUNDS
 from gspo.objectives.kl import KLPenalty
 from gspo.policy.causal_lm import CausalPolicy
+from gspo.rollout.retrying import Failure
 from gspo.seeding import derive_seed
-from gspo.train.checkpoint import restore_optimizer, verify_model
+from gspo.train.checkpoint import newest_before, restore_optimizer, verify_model
 from gspo.train.guard import Guard, replay
 from gspo.train.journal import Journal, JournaledEngine, JournaledRewards
 from gspo.train.loop import Collect, Parts
@@ -46,8 +47,8 @@ def make_parts(
     cursor = PromptCursor(house.prompts, seed=derive_seed(recipe.run.seed, "prompts"))
     optimizer = Optimizer(
         house.policy.model,
-        learning_rate=trainer.learning_rate,
-        num_updates=trainer.num_steps * trainer.num_mini_batches,
+        learning_rate=start.history.learning_rate(recipe),
+        num_updates=start.history.num_updates(recipe),
         warmup_steps=trainer.warmup_steps,
         schedule=trainer.schedule,
         betas=trainer.betas,
@@ -57,10 +58,18 @@ def make_parts(
     )
     progress = _put_back(house, optimizer, cursor, start)
     journal = Journal(directory.journal_path, lambda message: log.emit("warning", message=message))
-    at = At()
+    at = At(start.history.seed(recipe))
+    house.failures.tell = _teller(log)
     house = replace(
         house,
-        engine=JournaledEngine(house.engine, journal, at.step, stop.check),
+        engine=JournaledEngine(
+            house.engine,
+            journal,
+            at.step,
+            stop.check,
+            prompts_per_call=prompts_per_call(recipe),
+            failures=house.failures,
+        ),
         reward_set=JournaledRewards(house.reward_set, journal, at.step),
     )
     saver = Saver(house, optimizer, directory, log, journal)
@@ -77,9 +86,13 @@ def make_parts(
         evaluate=at.evaluating(house) if house.eval_prompts else None,
         save=saver.save,
         save_partial=saver.save_partial,
+        checkpoint_before=lambda step: newest_before(directory.checkpoints_path, start.history.not_before(step)),
         events_size=lambda: log.events.size,
         check_stop=stop.check,
-        num_timeouts=lambda: house.reward_set.counters.get("timeouts", 0),
+        counts=lambda: {
+            "reward/timeouts": house.reward_set.counters.get("timeouts", 0),
+            **{f"engine/{name}": count for name, count in house.failures.counts.items()},
+        },
         emit=log.emit,
         phase=log.screen.on_phase,
         guard=_guard(recipe, directory),
@@ -94,8 +107,12 @@ def make_parts(
 
 @dataclass(eq=False)
 class At:
-    """The step that the engine and the rewards work for: the journal keeps one file a step."""
+    """The step that the engine and the rewards work for: the journal keeps one file a step.
 
+    seed: of the rollouts.
+    """
+
+    seed: int
     current: int = 0
 
     def step(self) -> int:
@@ -106,7 +123,7 @@ class At:
             prompts: Sequence[Prompt], step: int, first_draw: int = 0
         ) -> tuple[list[RolloutGroup], dict[str, float]]:
             self.current = step
-            return house.collect(prompts, step, first_draw)
+            return house.collect(prompts, step, first_draw, self.seed)
 
         return collect
 
@@ -118,9 +135,19 @@ class At:
         return evaluate
 
 
+def _teller(log: Log) -> Callable[[Failure], None]:
+    """Says in the events that the engine failed."""
+
+    def tell(failure: Failure) -> None:
+        then = "; the call is made again" if failure.retried else ""
+        log.emit("warning", message=f"the engine failed ({failure.kind}): {failure.message}{then}", engine=failure.kind)
+
+    return tell
+
+
 def _guard(recipe: Recipe, directory: RunDirectory) -> Guard | None:
     """The detectors, with what the events say of the steps before."""
-    if recipe.guard.reaction == "off":
+    if {recipe.guard.reaction, *recipe.guard.reactions.values()} == {"off"}:
         return None
     return replay(read_event_log(directory.events_path).events)[0]
 
@@ -133,7 +160,8 @@ def _put_back(house: House, optimizer: Optimizer, cursor: PromptCursor, start: S
     restore_optimizer(house.policy, optimizer, trainer.optimizer, trainer.position["num_updates"])
     cursor.restore(trainer.position["cursor"])
     house.set_policy_version(optimizer.update)
-    return progress_from(trainer.position, calibration_of(house.recipe), trainer.calibration, evaluation_from)
+    progress = progress_from(trainer.position, calibration_of(house.recipe), trainer.calibration, evaluation_from)
+    return start.history.started(house.recipe, progress) if start.history.begins(progress.attempt) else progress
 
 
 def _reference(house: House, directory: RunDirectory, start: Start) -> CausalPolicy:

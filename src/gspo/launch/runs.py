@@ -18,18 +18,20 @@ import torch
 
 from gspo.config.load import load_recipe, recipe_text
 from gspo.config.schema import Recipe
-from gspo.errors import ConfigError, RunDirectoryError
+from gspo.errors import ConfigError
+from gspo.evals.benchmark import digest
 from gspo.events import RunDirectory, read_event_log, write_json
+from gspo.launch.attempts import note_attempt
 from gspo.launch.checkpoints import Start, find_start
 from gspo.launch.house import build, policy_of
 from gspo.launch.log import Log
 from gspo.launch.parts import make_parts
 from gspo.launch.settings import first_bounds, settings_of
 from gspo.launch.signals import StopSignal
-from gspo.launch.stages import audit_rewards, cold_start, summarize
+from gspo.launch.stages import audit_rewards, cold_start, say_gone_back, summarize, warn_of_remote_code
 from gspo.report.terminal import TerminalReporter
 from gspo.train.checkpoint import verify_model
-from gspo.train.loop import StoppedError, run
+from gspo.train.loop import GoBackError, StoppedError, run
 
 
 def train(recipe: Recipe, *, run_dir: Path | None, command: Sequence[str]) -> dict[str, Any]:
@@ -47,20 +49,18 @@ def train(recipe: Recipe, *, run_dir: Path | None, command: Sequence[str]) -> di
 def resume(run_dir: Path, *, command: Sequence[str]) -> dict[str, Any]:
     """Continues a run from its newest good checkpoint and its journal, as if it had never been interrupted.
 
-    A finished run is left as it is; its summary is returned.
+    A finished run is left as it is; its summary is returned. A run of ``gspo sft`` goes on within its cold start.
 
     Raises:
-        RunDirectoryError: holds no run of ``gspo train``, or is in use.
+        RunDirectoryError: holds no run of ``gspo train`` or ``gspo sft``, or is in use.
         ModelError: there are checkpoints, and none is whole; names the files.
         As ``train``.
     """
     with RunDirectory.reopen(run_dir) as directory:
-        info = directory.info()
-        if info.get("command", [])[1:2] == ["sft"]:
-            raise RunDirectoryError(f"{run_dir} is a run of gspo sft, which starts from its beginning: run it again")
+        alone = directory.info().get("command", [])[1:2] == ["sft"]
         if directory.summary_path.exists():
             return dict(json.loads(directory.summary_path.read_text(encoding="utf-8")))
-        recipe = load_recipe(directory.recipe_path)
+        recipe = load_recipe(directory.recipe_path, (), "sft" if alone else "train")
         start = find_start(recipe, directory)
         directory.note_resume(
             command=list(command),
@@ -68,39 +68,67 @@ def resume(run_dir: Path, *, command: Sequence[str]) -> dict[str, Any]:
             ended=_last_words(directory),
         )
         directory.cut_events(start.events_size)
-        return _train(recipe, directory, start)
+        return (_sft if alone else _train)(recipe, directory, start)
 
 
 def _train(recipe: Recipe, directory: RunDirectory, start: Start) -> dict[str, Any]:
-    with StopSignal() as stop, _logged(directory, _start_fields(recipe), start) as log:
-        settings = settings_of(recipe)
+    """As many attempts as the guard asks for; each begins where, and as, a run that is continued would."""
+    with StopSignal() as stop:
+        while True:
+            try:
+                summary = _attempt(recipe, directory, start, stop)
+            except GoBackError:
+                start = find_start(recipe, directory)
+                directory.cut_events(start.events_size)
+                continue
+            directory.write_summary(summary)
+            return summary
+
+
+def _attempt(recipe: Recipe, directory: RunDirectory, start: Start, stop: StopSignal) -> dict[str, Any]:
+    with _logged(directory, _start_fields(recipe), start) as log:
+        warn_of_remote_code(log, recipe, start)
+        settings = settings_of(recipe, start.history)
         with closing(build(recipe, start.checkpoint)) as house:
             if start.trainer is None:
                 audit_rewards(log, house)
-                if recipe.sft is not None:
-                    cold_start(log, recipe, house.policy, house.evaluate_sft, directory, stop)
+            if start.is_cold and recipe.sft is not None:
+                cold_start(log, recipe, house.policy, house.evaluate_sft, directory, stop, start)
             parts, progress = make_parts(log, house, directory, start, stop)
-            progress = run(parts, settings, progress)
-        summary = summarize(directory, progress, settings, log.seconds())
-    directory.write_summary(summary)
-    return summary
+            if start.goes_back and progress is not None:
+                say_gone_back(log, parts, settings, progress, start.history)
+            try:
+                progress = run(parts, settings, progress)
+            except GoBackError as order:
+                note_attempt(directory, order)
+                raise
+        return summarize(directory, progress, settings, log.seconds())
 
 
 def sft(recipe: Recipe, *, run_dir: Path | None, command: Sequence[str]) -> dict[str, Any]:
     """The cold start alone; the model is left in ``RUN_DIR/checkpoints/sft``. Returns the summary."""
+    with _open_run(recipe, run_dir, command) as directory:
+        return _sft(recipe, directory, Start())
+
+
+def _sft(recipe: Recipe, directory: RunDirectory, start: Start) -> dict[str, Any]:
     fields = {"name": recipe.run.name, "num_sft_updates": recipe.sft.num_steps if recipe.sft else 0}
-    with _open_run(recipe, run_dir, command) as directory, StopSignal() as stop, _logged(directory, fields) as log:
-        if recipe.sft is not None and recipe.sft.stop_at_pass is not None:
-            with closing(build(recipe)) as house:
-                num_updates = cold_start(log, recipe, house.policy, house.evaluate_sft, directory, stop)
+    with StopSignal() as stop, _logged(directory, fields, start) as log:
+        warn_of_remote_code(log, recipe, start)
+        if start.trainer is not None and not start.is_cold:
+            num_updates = int(start.trainer.position["num_updates"])
+        elif recipe.sft is not None and recipe.sft.stop_at_pass is not None:
+            with closing(build(recipe, start.checkpoint)) as house:
+                num_updates = cold_start(log, recipe, house.policy, house.evaluate_sft, directory, stop, start)
         else:
-            num_updates = cold_start(log, recipe, policy_of(recipe, None), None, directory, stop)
+            policy = policy_of(recipe, start.checkpoint)
+            num_updates = cold_start(log, recipe, policy, None, directory, stop, start)
         summary: dict[str, Any] = {
             "num_updates": num_updates,
             "seconds": log.seconds(),
             "model": str(directory.checkpoints_path / "sft"),
         }
-        directory.write_summary(summary)
+    directory.write_summary(summary)
     return summary
 
 
@@ -111,7 +139,9 @@ def evaluate(recipe: Recipe, *, model: str | None, output: Path | None) -> dict[
     with closing(build(recipe, model)) as house:
         if not house.eval_prompts:
             raise ConfigError("there are no held-out prompts: give [data.eval] a path or a task")
-        result = {"model": model or recipe.model.path or recipe.model.tiny, **house.evaluate(0).event_fields()}
+        named = {"model": model or recipe.model.path or recipe.model.tiny}
+        asked = {"prompts": digest([[prompt.id, prompt.content] for prompt in house.eval_prompts])}
+        result = {**named, **asked, **house.evaluate(0).event_fields()}
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)
         write_json(output, result)
@@ -143,6 +173,8 @@ def _logged(directory: RunDirectory, fields: Mapping[str, Any], start: Start | N
             log.emit("warning", message=warning)
         try:
             yield log
+        except GoBackError:
+            raise  # not the end
         except StoppedError as error:
             log.emit("end", status="interrupted", seconds=log.seconds(), message=str(error))
             raise StoppedError(f"{error}; continue with gspo train --resume {directory.path}") from error

@@ -15,17 +15,26 @@ from gspo.envs.tasks import make_task
 from gspo.errors import ConfigError, RewardError
 from gspo.evals.base import EvaluationResult
 from gspo.events import RunDirectory
-from gspo.launch.checkpoints import save_cold_start
+from gspo.launch.attempts import History
+from gspo.launch.checkpoints import ColdStartSaver, Start
 from gspo.launch.house import House
 from gspo.launch.log import Log
 from gspo.launch.signals import StopSignal
 from gspo.policy.causal_lm import CausalPolicy
 from gspo.rewards.audit import audit
-from gspo.train.loop import LoopSettings
+from gspo.train.checkpoint import restore_optimizer
+from gspo.train.loop import LoopSettings, Parts, StoppedError
 from gspo.train.optimizer import Optimizer
 from gspo.train.progress import Progress
 from gspo.train.sft import Pair, SftSettings
 from gspo.train.sft import sft as run_sft
+
+
+def warn_of_remote_code(log: Log, recipe: Recipe, start: Start) -> None:
+    """Says that modelling code shipped with the weights is run, which the recipe has asked for by name."""
+    if recipe.model.trust_remote_code and start.trainer is None:
+        text = f"model.trust_remote_code: Python code shipped with {recipe.model.path} is run with your rights"
+        log.emit("warning", message=text)
 
 
 def audit_rewards(log: Log, house: House) -> None:
@@ -80,10 +89,13 @@ def cold_start(
     evaluate: Callable[[int], Mapping[str, Any]] | None,
     directory: RunDirectory,
     stop: StopSignal,
+    start: Start,
 ) -> int:
     """Supervised training on the recipe's pairs, saved as ``checkpoints/sft``; returns the number of updates.
 
-    One that is broken off starts from its beginning when the run is continued.
+    Args:
+        policy: with the weights of ``start``.
+        start: the beginning, or a place within the cold start.
     """
     settings = recipe.sft
     if settings is None:
@@ -101,8 +113,17 @@ def cold_start(
         max_grad_norm=settings.max_grad_norm,
     )
 
+    if start.trainer is not None:
+        restore_optimizer(policy, optimizer, start.trainer.optimizer, start.sft_update)
+    saver = ColdStartSaver(policy, optimizer, directory, log, start.sft_update)
+
     def phase(name: str, step: int) -> None:
-        stop.check()
+        try:
+            stop.check()
+        except StoppedError:
+            if step - 1 > saver.saved:
+                log.emit("checkpoint", step=0, path=saver.save(step - 1))
+            raise
         log.screen.on_phase(name, step)
 
     num_updates = run_sft(
@@ -116,13 +137,42 @@ def cold_start(
             micro_batch_tokens=settings.micro_batch_tokens,
             stop_at_pass=settings.stop_at_pass,
             eval_every=settings.eval_every,
+            checkpoint_every=settings.checkpoint_every,
         ),
         evaluate=evaluate,
         emit=log.emit,
         phase=phase,
+        save=saver.save,
+        first=start.sft_update,
     )
-    save_cold_start(policy, directory, log)
+    saver.finish(num_updates)
     return num_updates
+
+
+def say_gone_back(log: Log, parts: Parts, settings: LoopSettings, progress: Progress, history: History) -> None:
+    """Tells the events that an attempt begins here, why, and with which settings."""
+    last, bounds = history.attempts[-1], progress.bounds
+    rate = parts.optimizer.peak_learning_rate
+    text = (
+        f"went back from step {last.from_step} to step {progress.step} (attempt {last.number}): "
+        f"{'; '.join(last.alarms)}. From here on with learning rate {rate:.3g}, "
+        f"{settings.num_mini_batches} mini-batches"
+    )
+    if bounds.clip_low is not None and bounds.clip_high is not None:
+        text += f", bounds {bounds.clip_low:.3g} and {bounds.clip_high:.3g}"
+    log.emit("warning", message=text, step=progress.step)
+    log.emit(
+        "go_back",
+        step=progress.step,
+        from_step=last.from_step,
+        attempt=last.number,
+        alarms=list(last.alarms),
+        learning_rate=rate,
+        clip_low=bounds.clip_low,
+        clip_high=bounds.clip_high,
+        num_mini_batches=settings.num_mini_batches,
+        abandoned=last.abandoned,
+    )
 
 
 def summarize(
@@ -151,7 +201,7 @@ def summarize(
     return summary | {
         "seconds": round(seconds, 1),
         "num_steps": settings.num_steps,
-        "num_updates": settings.num_steps * settings.num_mini_batches,
+        "num_updates": progress.num_updates,
         "model": str(checkpoint),
         "run_dir": str(directory.path),
     }

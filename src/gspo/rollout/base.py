@@ -56,6 +56,10 @@ class GenerationRequest:
 class Engine(Protocol):
     """Samples responses.
 
+    The same request, seeds and weights give the same tokens, whatever else is in the call, so that a call that failed
+    can be made again. The last bits of a log-prob may depend on the rest of the call, unless the engine has an
+    attribute ``independent = True``: then finished groups of a call that was broken off are used as they are.
+
     policy_version: number of optimizer updates behind the weights; the trainer sets it, completions carry it.
     exact: the engine computes log-probs with the very module that trains, so they need no second look.
     """
@@ -68,11 +72,21 @@ class Engine(Protocol):
     def generate(
         self, requests: Sequence[GenerationRequest], params: SamplingParams, on_finished: OnFinished | None = None
     ) -> list[list[Completion]]:
-        """Completions by request and seed.
+        """Completions by request and seed; ``on_finished`` is called once for each.
 
-        Raises EngineError if sampling fails, DataError for a prompt that is too long.
+        A response that the engine gives up on comes back as what there is of it, with stop reason "aborted". An engine
+        that waits for something outside its process keeps a time limit of its own.
+
+        Raises:
+            EngineError: sampling failed; with its kind, and with what there was of unfinished responses.
+            DataError: a prompt is too long.
         """
         ...
+
+
+def is_independent(engine: Engine) -> bool:
+    """Whether every bit of a response is the same whatever else is in its call (see :class:`Engine`)."""
+    return bool(getattr(engine, "independent", False))
 
 
 @dataclass(frozen=True, eq=False)

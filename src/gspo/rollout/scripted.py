@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from gspo.errors import DataError, EngineError
+from gspo.errors import DataError, EngineError, EngineFailure
 from gspo.rollout.base import GenerationRequest, OnFinished, SamplingParams
 from gspo.types import Completion, StopReason
 
@@ -30,6 +30,7 @@ class ScriptedEngine:
     """See the module's text. The tokenizer is needed where the script has text."""
 
     exact = False
+    independent = True
 
     def __init__(self, script: Script | str | os.PathLike[str], tokenizer: Any = None) -> None:
         """Raises DataError, naming file and line, for a script that cannot be read."""
@@ -40,14 +41,16 @@ class ScriptedEngine:
     def generate(
         self, requests: Sequence[GenerationRequest], params: SamplingParams, on_finished: OnFinished | None = None
     ) -> list[list[Completion]]:
-        """Replays. Raises EngineError, naming the prompt id, where the script has nothing for a prompt."""
+        """Replays. Raises EngineError (rejected), naming the prompt id, where the script has nothing for a prompt."""
         results: list[list[Completion]] = []
         for index, request in enumerate(requests):
             scripted = self._script.get(request.prompt_id)
             if not scripted:
                 raise EngineError(
                     f"the script has no completion for prompt {request.prompt_id!r} (it knows {len(self._script)} "
-                    "prompts); add a line with this prompt_id"
+                    "prompts); add a line with this prompt_id",
+                    EngineFailure.REJECTED,
+                    request=index,
                 )
             row = []
             for sample in range(request.num_samples):

@@ -2,7 +2,8 @@
 
 The width that clips a given share of responses depends on their length: log s has a standard deviation of
 about sigma / sqrt(|y|) (docs/algorithms/gspo.md). ``calibrated`` measures log s for a window of steps and freezes
-the bounds that would have clipped the target share.
+the bounds that would have clipped the target share. The window opens after the warm-up of the learning rate, during
+which log s spreads less than it will.
 """
 
 from __future__ import annotations
@@ -30,15 +31,23 @@ class Bounds:
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """The measuring window of calibrated bounds. Immutable: ``observe`` returns the next state."""
+    """The measuring window of calibrated bounds. Immutable: ``observe`` returns the next state.
+
+    first_update: number of optimizer updates, those of the warm-up, before which a step must not begin to be measured.
+    """
 
     target: float
     num_steps: int
+    first_update: int = 0
     seen: tuple[tuple[Tensor, Tensor], ...] = field(default=())  # (log_s, advantages) of each step
 
     @property
     def frozen(self) -> bool:
         return len(self.seen) >= self.num_steps
+
+    def measures(self, num_updates: int) -> bool:
+        """Whether a step belongs into the window that began when this many updates were made."""
+        return not self.frozen and num_updates >= self.first_update
 
     def observe(self, log_s: Tensor, advantages: Tensor) -> Calibration:
         """Adds one step: (n,) log sequence ratios of its updates and the advantages of the same rows."""

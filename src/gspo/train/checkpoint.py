@@ -9,6 +9,7 @@
     ├── trainer/state.json               position: step, update, prompts, bounds, events, evaluations
     └── manifest.json                    size, digest, and shape and dtype of every tensor; versions
 
+``checkpoints/sft`` is the end of the cold start, ``sft-000120`` a place within it.
 Written beside, synced, then renamed, so that a half-written one never has the name of a whole one. Read only after it
 agrees with its manifest. There is no pickle in it.
 """
@@ -20,7 +21,7 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from gspo.train.manifest import verify, write_manifest
 from gspo.train.optimizer import Optimizer
 
 _NAME = re.compile(r"step-(\d+)")
+_SFT_NAME = re.compile(r"sft-\d+")
 _PARTIAL = "-partial"
 _STATE = Path("trainer") / "state.json"
 _OPTIMIZER = Path("trainer") / "optimizer.safetensors"
@@ -195,26 +197,61 @@ def checkpoints(directory: Path) -> list[Path]:
     return sorted(path for path in directory.iterdir() if _NAME.fullmatch(path.name))
 
 
+def sft_name(update: int) -> str:
+    """``sft-000120``: within the cold start, after so many of its updates."""
+    return f"sft-{update:06d}"
+
+
+def sft_checkpoints(directory: Path) -> list[Path]:
+    """The checkpoints within the cold start, oldest first."""
+    if not directory.is_dir():
+        return []
+    return sorted(path for path in directory.iterdir() if _SFT_NAME.fullmatch(path.name))
+
+
 def newest_good(directory: Path) -> tuple[Path | None, list[str]]:
     """The newest checkpoint that agrees with its manifest, and a sentence for each newer one that does not.
 
     Raises:
         ModelError: there are checkpoints, and none is good.
     """
+    path, faults = _first_good(reversed(checkpoints(directory)))
+    if faults and path is None:
+        raise ModelError(
+            f"no checkpoint of this run is whole: {'; '.join(faults)}. Remove {directory} to train again from the "
+            "start: the rollouts in journal/ are used again"
+        )
+    return path, faults
+
+
+def newest_sft(directory: Path) -> tuple[Path | None, list[str]]:
+    """As :func:`newest_good`, of those within the cold start; None where it has to be made from its beginning."""
+    return _first_good(reversed(sft_checkpoints(directory)))
+
+
+def newest_before(directory: Path, step: int) -> Path | None:
+    """The newest checkpoint of an earlier step than this that agrees with its manifest."""
+    return _first_good(path for path in reversed(checkpoints(directory)) if checkpoint_step(path) < step)[0]
+
+
+def _first_good(paths: Iterable[Path]) -> tuple[Path | None, list[str]]:
     faults: list[str] = []
-    for path in reversed(checkpoints(directory)):
+    for path in paths:
         try:
             verify(path)
         except ModelError as error:
             faults.append(str(error))
             continue
         return path, faults
-    if faults:
-        raise ModelError(
-            f"no checkpoint of this run is whole: {'; '.join(faults)}. Remove {directory} to train again from the "
-            "start: the rollouts in journal/ are used again"
-        )
     return None, faults
+
+
+def remove_abandoned(directory: Path, after: int, attempt: int) -> None:
+    """Deletes the checkpoints of later steps than ``after`` that were taken before attempt number ``attempt``."""
+    for path in checkpoints(directory):
+        position = _position(path)
+        if checkpoint_step(path) > after and position is not None and position.get("attempt", 0) < attempt:
+            remove(path)
 
 
 def verify_model(path: Path) -> None:
@@ -232,36 +269,42 @@ def verify_model(path: Path) -> None:
 
 
 def _offer(path: Path) -> str:
-    others = [other for other in reversed(checkpoints(path.parent)) if other != path]
-    for other in others:
-        try:
-            verify(other)
-        except ModelError:
-            continue
-        return f". The newest good one is {other}"
-    return ""
+    good, _ = _first_good(other for other in reversed(checkpoints(path.parent)) if other != path)
+    return "" if good is None else f". The newest good one is {good}"
 
 
-def keep(directory: Path, last: int, best: int = 0) -> None:
+def keep(directory: Path, last: int, best: int = 0, older: int | None = None) -> None:
     """Deletes all step checkpoints but the newest ``last`` and the ``best`` of highest held-out pass@1.
 
     Only checkpoints taken right after an evaluation have a pass@1; of equal ones the newer is better.
+
+    Args:
+        older: those of the last so many steps are kept as well, and the newest one before them.
     """
     paths = checkpoints(directory)
     rated = [(value, path) for path in paths if (value := _pass_rate(path)) is not None]
     rated.sort(key=lambda entry: (entry[0], entry[1].name))
     kept = {*paths[-last:], *(path for _, path in rated[len(rated) - best :])}
+    if older is not None and paths:
+        newest = checkpoint_step(paths[-1])
+        before = [path for path in paths if checkpoint_step(path) <= newest - older]
+        kept.update(paths[len(before) :], before[-1:])
     for path in paths:
         if path not in kept:
             remove(path)
 
 
 def _pass_rate(path: Path) -> float | None:
-    try:
-        value = json.loads((path / _STATE).read_text(encoding="utf-8")).get("pass@1")
-    except (OSError, ValueError):
-        return None  # weights only, or damaged: nothing to rate
+    value = (_position(path) or {}).get("pass@1")
     return None if value is None or math.isnan(float(value)) else float(value)
+
+
+def _position(path: Path) -> dict[str, Any] | None:
+    """Of a checkpoint; None where it has none, or it cannot be read."""
+    try:
+        return dict(json.loads((path / _STATE).read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return None
 
 
 def remove(path: Path) -> None:
@@ -270,6 +313,12 @@ def remove(path: Path) -> None:
     shutil.rmtree(doomed, ignore_errors=True)
     os.replace(path, doomed)
     shutil.rmtree(doomed)
+
+
+def remove_sft(directory: Path) -> None:
+    """Deletes the checkpoints within the cold start: it is finished."""
+    for path in sft_checkpoints(directory):
+        remove(path)
 
 
 def remove_leftovers(directory: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean, median, pstdev
 from types import MappingProxyType
 from typing import Any
@@ -34,6 +34,7 @@ class Alarm:
     detector: str
     step: int
     message: str  # the evidence, in numbers
+    since: int = 0  # the first step that the evidence is about: a checkpoint from before it is good
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class Detector:
     rule: str
     remedy: str
     check: Callable[[Sequence[Row]], str | None]
+    reach: int = SHORT  # steps, the last included, that the evidence is about
 
 
 def _values(rows: Sequence[Row], name: str) -> list[float]:
@@ -123,6 +125,15 @@ def _length_collapse(rows: Sequence[Row]) -> str | None:
     return f"mean length went from {found[0]:.1f} to {found[1]:.1f} tokens, and the reward does not rise"
 
 
+def _length_explosion(rows: Sequence[Row]) -> str | None:
+    found, reward = _start_and_now(rows, "length/mean"), _start_and_now(rows, "reward/mean")
+    if found is None or found[1] <= 3 * found[0] or reward is None or reward[1] > reward[0]:
+        return None
+    return (
+        f"mean length went from {found[0]:.1f} to {found[1]:.1f} tokens, and the reward is no higher than at the start"
+    )
+
+
 def _truncation(rows: Sequence[Row]) -> str | None:
     found = _start_and_now(rows, "truncated_fraction")
     if found is None or found[1] < 0.5 or found[1] < found[0] + 0.3:
@@ -148,9 +159,11 @@ def _clip_range(rows: Sequence[Row]) -> str | None:
     values = _values(rows, "clip_fraction/sequence")
     if len(values) < LONG:
         return None
-    now = fmean(values[-SHORT:])
+    # Under a token ratio a response counts as clipped with its first clipped token; the share of tokens says more.
+    tokens = _values(rows, "clip_fraction/token") or values
+    now = fmean(tokens[-SHORT:])
     if now > 0.6:
-        return f"{now:.0%} of the responses are clipped; little is learned from them"
+        return f"{now:.0%} of the response tokens are clipped; little is learned from them"
     moves = all("clip_low" in row and row.get("log_ratio/abs_mean", 0.0) > 1e-6 for row in rows[-LONG:])
     if max(values[-LONG:]) == 0 and moves:
         return f"nothing was clipped for {LONG} steps; the bounds never bind"
@@ -191,6 +204,7 @@ DETECTORS: tuple[Detector, ...] = (
         f"grad_norm above 10 times its median over the {LONG} steps before, and above 1",
         "lower train.learning_rate or train.max_grad_norm; look at the samples of that step",
         _spike("grad_norm", 10.0, 1.0),
+        reach=1,
     ),
     Detector(
         "grad_norm_decay",
@@ -203,6 +217,7 @@ DETECTORS: tuple[Detector, ...] = (
         f"kl/k3_old above 10 times its median over the {LONG} steps before, and above 0.05 nats per token",
         "lower train.learning_rate or train.num_mini_batches; narrow the bounds",
         _spike("kl/k3_old", 10.0, 0.05),
+        reach=1,
     ),
     Detector(
         "kl_trend",
@@ -233,6 +248,12 @@ DETECTORS: tuple[Detector, ...] = (
         _length_collapse,
     ),
     Detector(
+        "length_explosion",
+        f"mean length of the last {SHORT} steps above 3 times that of the first {SHORT}, reward no higher than then",
+        "look at the samples for repetition; lower train.learning_rate; a reward that pays for being short",
+        _length_explosion,
+    ),
+    Detector(
         "truncation",
         f"more than half of the responses of the last {SHORT} steps truncated, 30 points above the first {SHORT}",
         'raise rollout.max_new_tokens, or train.truncated = "exclude"; look whether the end of a turn is still sampled',
@@ -246,7 +267,7 @@ DETECTORS: tuple[Detector, ...] = (
     ),
     Detector(
         "clip_range",
-        f"more than 60 % of the responses clipped over {SHORT} steps, or none over {LONG} while the ratios move",
+        f"more than 60 % of the response tokens clipped over {SHORT} steps, or none over {LONG} while the ratios move",
         'objective.clip = "calibrated", or bounds that fit the length of the responses',
         _clip_range,
     ),
@@ -285,8 +306,10 @@ class Guard:
 
     def observe_evaluation(self, step: int, metrics: Mapping[str, float | None]) -> list[Alarm]:
         """Takes the metrics of an evaluation event of held-out prompts."""
-        self.evaluations.append(_finite(metrics))
-        return _begun((EVALUATION_DROP,), self.evaluations, step)
+        self.evaluations.append({**_finite(metrics), "step": step})
+        rated = [row for row in self.evaluations[:-1] if "pass@1" in row]
+        since = int(max(rated, key=lambda row: row["pass@1"])["step"]) + 1 if rated else step
+        return [replace(alarm, since=since) for alarm in _begun((EVALUATION_DROP,), self.evaluations, step)]
 
 
 def alarms(events: Sequence[Mapping[str, Any]]) -> list[Alarm]:
@@ -316,5 +339,5 @@ def _begun(detectors: Sequence[Detector], rows: Sequence[Row], step: int) -> lis
     for detector in detectors:
         evidence = detector.check(rows)
         if evidence is not None and (len(rows) == 1 or detector.check(rows[:-1]) is None):
-            found.append(Alarm(detector.name, step, evidence))
+            found.append(Alarm(detector.name, step, evidence, max(1, step - detector.reach + 1)))
     return found

@@ -7,8 +7,10 @@ One file per step, ``journal/step-000012.jsonl``; each line is a digest and a JS
 
 A record stands for one whole call of the engine or of the rewards, and is synced before the call returns. Calls are
 found again by what was asked (prompt ids, seeds, sampling parameters, weights; prompt ids and sampled ids), not by
-their order. A call that broke off is made again as a whole: the log-probs of a response depend, in their last bits,
-on what else was in the batch, and a run that is continued is to end with the same bits.
+their order. A rollout round is one call, or several where the recipe says so (``rollout.prompts_per_call``), and a call
+that broke off is made again as a whole: the log-probs of a response depend, in their last bits, on what else was in the
+call, and a run that is continued is to end with the same bits. Of an engine without this dependence every group is a
+record of its own, written when its last response is finished (docs/decisions/0080).
 """
 
 from __future__ import annotations
@@ -28,9 +30,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gspo.events import append, sync_path
+from gspo.errors import EngineFailure
+from gspo.events import append, redact, sync_path
 from gspo.rewards.base import RewardSet
-from gspo.rollout.base import Engine, GenerationRequest, OnFinished, SamplingParams
+from gspo.rollout.base import Engine, GenerationRequest, OnFinished, SamplingParams, is_independent
+from gspo.rollout.retrying import Failure, FailureLog
 from gspo.types import Completion, Prompt, Score, StopReason
 
 _NAME = re.compile(r"step-(\d+)\.jsonl")
@@ -141,7 +145,7 @@ def read_journal(path: Path) -> tuple[list[dict[str, Any]], int, Fault | None]:
 
 
 def _line(record: Mapping[str, Any]) -> bytes:
-    text = json.dumps(record, ensure_ascii=True).encode()
+    text = redact(json.dumps(record, ensure_ascii=True)).encode()
     return _check(text) + b" " + text + b"\n"
 
 
@@ -161,20 +165,31 @@ def _parse(line: bytes) -> dict[str, Any] | None:
 
 
 class JournaledEngine:
-    """An engine whose finished calls are kept; the same call again is answered from the journal.
+    """An engine whose finished work is kept; the same request again is answered from the journal.
 
     Args:
         step: tells the step whose file the next call belongs to.
         check_stop: called as responses finish; it may raise to break the call off.
+        prompts_per_call: requests of one call of the engine; None for all.
+        failures: those of ``engine``; kept with its answers and told again with them.
     """
 
     def __init__(
-        self, engine: Engine, journal: Journal, step: Callable[[], int], check_stop: Callable[[], None]
+        self,
+        engine: Engine,
+        journal: Journal,
+        step: Callable[[], int],
+        check_stop: Callable[[], None],
+        *,
+        prompts_per_call: int | None = None,
+        failures: FailureLog | None = None,
     ) -> None:
         self._engine = engine
         self._journal = journal
         self._step = step
         self._check_stop = check_stop
+        self._prompts_per_call = prompts_per_call
+        self._failures = failures or FailureLog()
 
     @property
     def policy_version(self) -> int:
@@ -192,25 +207,78 @@ class JournaledEngine:
         self, requests: Sequence[GenerationRequest], params: SamplingParams, on_finished: OnFinished | None = None
     ) -> list[list[Completion]]:
         """See :class:`gspo.rollout.base.Engine`."""
+        size = self._prompts_per_call or len(requests)
+        groups: list[list[Completion]] = []
+        for first in range(0, len(requests), max(1, size)):
+            told = _shifted(on_finished, first)
+            part = requests[first : first + size]
+            groups += (self._by_group if is_independent(self._engine) else self._whole)(part, params, told)
+        return groups
+
+    def _whole(
+        self, requests: Sequence[GenerationRequest], params: SamplingParams, on_finished: OnFinished
+    ) -> list[list[Completion]]:
+        """One call, one record."""
         key = generation_key(requests, params, self.policy_version)
         record = self._journal.find(self._step(), "completions", key)
         if record is not None:
-            groups = [[decode_completion(item) for item in group] for group in record["completions"]]
-            for index, group in enumerate(groups):
-                for sample, completion in enumerate(group):
-                    if on_finished is not None:
-                        on_finished(index, sample, completion)
-            return groups
+            return self._replay(record, range(len(requests)), on_finished)
 
         def finished(index: int, sample: int, completion: Completion) -> None:
-            if on_finished is not None:
-                on_finished(index, sample, completion)
+            on_finished(index, sample, completion)
             self._check_stop()
 
+        before = len(self._failures.failures)
         groups = self._engine.generate(requests, params, finished)
-        encoded = [[encode_completion(completion) for completion in group] for group in groups]
-        self._journal.write(self._step(), "completions", key, completions=encoded)
+        self._write(key, groups, before)
         return groups
+
+    def _by_group(
+        self, requests: Sequence[GenerationRequest], params: SamplingParams, on_finished: OnFinished
+    ) -> list[list[Completion]]:
+        """One call for the groups that no record has; each of them is a record once its last response is there."""
+        keys = [generation_key([request], params, self.policy_version) for request in requests]
+        groups: dict[int, list[Completion]] = {}
+        for index, key in enumerate(keys):
+            record = self._journal.find(self._step(), "completions", key)
+            if record is not None:
+                (groups[index],) = self._replay(record, [index], on_finished)
+        missing = [index for index in range(len(requests)) if index not in groups]
+        arrived: dict[int, dict[int, Completion]] = {index: {} for index in missing}
+        before = len(self._failures.failures)
+
+        def finished(place: int, sample: int, completion: Completion) -> None:
+            nonlocal before
+            index = missing[place]
+            on_finished(index, sample, completion)
+            arrived[index][sample] = completion
+            if len(arrived[index]) == requests[index].num_samples:
+                self._write(keys[index], [[arrived[index][i] for i in range(len(arrived[index]))]], before)
+                before = len(self._failures.failures)
+            self._check_stop()
+
+        if missing:
+            sampled = self._engine.generate([requests[index] for index in missing], params, finished)
+            groups |= dict(zip(missing, sampled, strict=True))
+        return [groups[index] for index in range(len(requests))]
+
+    def _replay(
+        self, record: Mapping[str, Any], indices: Sequence[int], on_finished: OnFinished
+    ) -> list[list[Completion]]:
+        """The completions of a record; what went wrong while they were sampled is told again."""
+        for kind, message, retried in record["failures"]:
+            self._failures.note(Failure(EngineFailure(kind), message, retried))
+        groups = [[decode_completion(item) for item in group] for group in record["completions"]]
+        for index, group in zip(indices, groups, strict=True):
+            for sample, completion in enumerate(group):
+                on_finished(index, sample, completion)
+        return groups
+
+    def _write(self, key: str, groups: Sequence[Sequence[Completion]], before: int) -> None:
+        """before: how many failures there were when what is written was asked for."""
+        failures = [[str(f.kind), f.message, f.retried] for f in self._failures.failures[before:]]
+        encoded = [[encode_completion(completion) for completion in group] for group in groups]
+        self._journal.write(self._step(), "completions", key, completions=encoded, failures=failures)
 
 
 class JournaledRewards(RewardSet):
@@ -224,15 +292,21 @@ class JournaledRewards(RewardSet):
         self._replayed_timeouts = 0
 
     def score(
-        self, prompts: Sequence[Prompt], texts: Sequence[str], completion_ids: Sequence[Sequence[int]]
+        self,
+        prompts: Sequence[Prompt],
+        texts: Sequence[str],
+        completion_ids: Sequence[Sequence[int]],
+        stop_reasons: Sequence[str] | None = None,
+        *,
+        shaping: bool = True,
     ) -> list[Score]:
-        key = scoring_key(prompts, completion_ids)
+        key = scoring_key(prompts, completion_ids, stop_reasons, shaping)
         record = self._journal.find(self._step(), "scores", key)
         if record is not None:
             self._replayed_timeouts += record["timeouts"]
             return [decode_score(item) for item in record["scores"]]
         before = self._timeouts()
-        scores = self._inner.score(prompts, texts, completion_ids)
+        scores = self._inner.score(prompts, texts, completion_ids, stop_reasons, shaping=shaping)
         encoded = [encode_score(score) for score in scores]
         self._journal.write(self._step(), "scores", key, scores=encoded, timeouts=self._timeouts() - before)
         return scores
@@ -252,6 +326,16 @@ class JournaledRewards(RewardSet):
         self._inner.close()
 
 
+def _shifted(on_finished: OnFinished | None, first: int) -> OnFinished:
+    """For a part of a call that begins with request ``first``."""
+
+    def finished(index: int, sample: int, completion: Completion) -> None:
+        if on_finished is not None:
+            on_finished(first + index, sample, completion)
+
+    return finished
+
+
 def generation_key(requests: Sequence[GenerationRequest], params: SamplingParams, policy_version: int) -> str:
     """Digest of everything that decides what an engine samples."""
     asked = [[r.prompt_id, list(r.token_ids), list(r.seeds)] for r in requests]
@@ -259,9 +343,15 @@ def generation_key(requests: Sequence[GenerationRequest], params: SamplingParams
     return _key([asked, how, policy_version])
 
 
-def scoring_key(prompts: Sequence[Prompt], completion_ids: Sequence[Sequence[int]]) -> str:
-    """Digest of the responses that are judged."""
-    return _key([[prompt.id, list(ids)] for prompt, ids in zip(prompts, completion_ids, strict=True)])
+def scoring_key(
+    prompts: Sequence[Prompt],
+    completion_ids: Sequence[Sequence[int]],
+    stop_reasons: Sequence[str] | None,
+    shaping: bool,
+) -> str:
+    """Digest of the responses that are judged, and of how."""
+    rows = [[prompt.id, list(ids)] for prompt, ids in zip(prompts, completion_ids, strict=True)]
+    return _key([rows, None if stop_reasons is None else list(map(str, stop_reasons)), shaping])
 
 
 def _key(value: Any) -> str:

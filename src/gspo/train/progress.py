@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from gspo.train.bounds import Bounds, Calibration
+from gspo.train.guard import Alarm
 
 
 class Evaluation(Protocol):
@@ -37,7 +38,8 @@ class Progress:
     evaluated: bool = False  # the evaluation that is due at this step is in ``last``
     num_non_finite: int = 0  # updates in a row that were not made because of a non-finite number
     saved: bool = False  # a checkpoint holds exactly this; not part of the checkpoint
-    alarms: tuple[str, ...] = ()  # what the guard said of this step; not part of the checkpoint
+    attempt: int = 0  # how often the run went back to an earlier checkpoint
+    alarms: tuple[Alarm, ...] = ()  # what the guard said of this step; not part of the checkpoint
 
 
 def position(progress: Progress, encode: Callable[[Any], Any]) -> dict[str, Any]:
@@ -53,6 +55,8 @@ def position(progress: Progress, encode: Callable[[Any], Any]) -> dict[str, Any]
         "last": None if progress.last is None else encode(progress.last),
         "evaluated": progress.evaluated,
         "num_non_finite": progress.num_non_finite,
+        "attempt": progress.attempt,
+        "calibrates": progress.calibration is not None,
     }
 
 
@@ -68,6 +72,8 @@ def progress_from(
         calibration: the empty window of the recipe, or None.
         window: what :func:`calibration_tensors` gave.
     """
+    if not position.get("calibrates", True):  # the bounds were set when the run went back
+        calibration = None
     if calibration is not None:
         for index in range(len(window) // 2):
             calibration = calibration.observe(window[f"{index}/log_s"], window[f"{index}/advantages"])
@@ -83,6 +89,7 @@ def progress_from(
         evaluated=position["evaluated"],
         num_non_finite=position["num_non_finite"],
         saved=True,
+        attempt=position.get("attempt", 0),
     )
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gspo.diagnostics import effective_sample_size, log_ratio_by_length, log_ratio_quantiles
-from gspo.rewards.base import gold_of
+from gspo.rewards.gold import gold_of
 from gspo.train.step import UpdateResult
 from gspo.types import RolloutGroup, TrainBatch, add_metrics, mean_metrics
 
@@ -71,6 +71,7 @@ def logged_samples(
                 "advantage": float(batch.advantages[n]),
                 "stop_reason": str(rollout.stop_reason),
                 "num_tokens": len(rollout.token_ids),
+                **({} if rollout.score.failure is None else {"failure": rollout.score.failure}),
             }
         )
     return samples

@@ -7,6 +7,7 @@ change a gradient: the denominators are counted before them.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -33,11 +34,16 @@ def learning_rate_factor(update: int, num_updates: int, warmup_steps: int, sched
     raise ValueError(f"schedule {schedule!r} is none of constant, linear, cosine")
 
 
-def mini_batches(batch: TrainBatch, num_mini_batches: int, *, seed: int, step: int) -> list[MiniBatch]:
+def mini_batches(
+    batch: TrainBatch, num_mini_batches: int, *, seed: int, step: int, random_drop: Sequence[float] = ()
+) -> list[MiniBatch]:
     """The M mini-batches of one rollout batch, each with its denominators.
 
     Groups are shuffled by a stream of their own and kept together as far as the cut allows; sizes differ by
     at most one row.
+
+    random_drop: for each mini-batch the share of its rows that give no gradient, chosen at random: they leave the rows,
+    while the denominators still count them, as they count a response that the clip cuts.
     """
     groups = batch.rollouts.group_ids
     generator = torch.Generator().manual_seed(derive_seed(seed, "mini_batches", step))
@@ -46,10 +52,11 @@ def mini_batches(batch: TrainBatch, num_mini_batches: int, *, seed: int, step: i
     place[torch.randperm(len(unique), generator=generator)] = torch.arange(len(unique))
     order = torch.argsort(place[torch.searchsorted(unique, groups)], stable=True)
     mask = batch.loss_mask
+    drop = random_drop or (0.0,) * num_mini_batches
     return [
         MiniBatch(
             index=index,
-            rows=rows,
+            rows=_without_dropped(rows, drop[index], seed, step, index),
             counts={
                 "sequence": int(mask[rows].any(dim=1).sum()),
                 "token": int(mask[rows].sum()),
@@ -58,6 +65,15 @@ def mini_batches(batch: TrainBatch, num_mini_batches: int, *, seed: int, step: i
         for index, rows in enumerate(torch.tensor_split(order, num_mini_batches))
         if len(rows)
     ]
+
+
+def _without_dropped(rows: Tensor, share: float, seed: int, step: int, index: int) -> Tensor:
+    """The rows that are left, in their order; a share that is no whole number of rows is rounded."""
+    if share == 0:
+        return rows
+    generator = torch.Generator().manual_seed(derive_seed(seed, "random_drop", step, index))
+    kept = torch.randperm(len(rows), generator=generator)[round(share * len(rows)) :]
+    return rows[kept.sort().values]
 
 
 def micro_batches(
@@ -69,7 +85,7 @@ def micro_batches(
     for all its rows), but always at least one row. Within these limits the rows are spread evenly.
     """
     if micro_batch_size is not None:
-        return list(rows.split(micro_batch_size))
+        return [part for part in rows.split(micro_batch_size) if len(part)]
     costs = _token_costs(sequences, rows)
     total = sum(costs)
     target = total / max(1, math.ceil(total / micro_batch_tokens))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +32,7 @@ class SftSettings:
     micro_batch_tokens: int
     stop_at_pass: float | None
     eval_every: int
+    checkpoint_every: int = 0  # 0: none but at its end, which is the caller's
 
 
 def pair_batches(num_pairs: int, batch_size: int, seed: int) -> Iterator[list[int]]:
@@ -66,23 +68,36 @@ def sft(
     evaluate: Callable[[int], Mapping[str, Any]] | None,
     emit: Callable[..., None],
     phase: Callable[[str, int], None],
+    save: Callable[[int], str] | None = None,
+    first: int = 0,
 ) -> int:
     """Trains on ``pairs``; returns the number of updates made.
 
     The loss of an update is the mean over the response tokens of its batch, counted before the batch is cut.
     Ends early when ``evaluate`` reports pass@1 of at least ``stop_at_pass``.
+
+    Args:
+        save: a checkpoint after so many updates -> its path; writes none that is there already.
+        first: updates behind the weights of ``policy`` and the state of ``optimizer``.
     """
-    batches = pair_batches(len(pairs), settings.batch_size, settings.seed)
-    for step in range(1, settings.num_steps + 1):
+    batches = itertools.islice(pair_batches(len(pairs), settings.batch_size, settings.seed), first, None)
+
+    def save_if_due(step: int) -> None:
+        due = settings.checkpoint_every > 0 and step % settings.checkpoint_every == 0
+        if save is not None and due and 0 < step < settings.num_steps:
+            emit("checkpoint", step=0, path=save(step))
+
+    save_if_due(first)  # the event comes after the checkpoint that it tells of, and is not in it
+    for step in range(first + 1, settings.num_steps + 1):
         phase("sft", step)
         metrics = _sft_update(policy, optimizer, as_sequences([pairs[i] for i in next(batches)]), settings)
         emit("sft", update=step, metrics=metrics)
-        if evaluate is None or settings.stop_at_pass is None or step % settings.eval_every:
-            continue
-        fields = evaluate(step)
-        emit("evaluation", step=step, **fields)
-        if fields["metrics"]["pass@1"] >= settings.stop_at_pass:
-            return step
+        if evaluate is not None and settings.stop_at_pass is not None and step % settings.eval_every == 0:
+            fields = evaluate(step)
+            emit("evaluation", step=step, **fields)
+            if fields["metrics"]["pass@1"] >= settings.stop_at_pass:
+                return step
+        save_if_due(step)
     return settings.num_steps
 
 

@@ -146,10 +146,14 @@ def update(
     routed: RoutingStats | None = None
     skipped = Skipped()
     enters = batch.loss_mask[mini.rows].any(dim=1)
-    computed = enters & with_signal(batch.advantages[mini.rows], kl is not None and batch.ref_logprobs is not None)
+    penalised = (kl is not None and batch.ref_logprobs is not None) or (routing is not None and routing.balances)
+    computed = enters & with_signal(batch.advantages[mini.rows], penalised)
+    if routing is not None:
+        routing.begin_update(mini.rows[enters], batch.rollouts.sequences.lengths, batch.loss_mask)
     left_out = mini.rows[enters & ~computed]
     skipped.rows, skipped.tokens = len(left_out), int(batch.loss_mask[left_out].sum())
-    setting = _Setting(policy, objective, batch, temperature, kl, routing, correction)
+    per_token = denominator / max(1, mini.counts["token"])  # of a sum over tokens among sums over the objective's unit
+    setting = _Setting(policy, objective, batch, temperature, kl, routing, correction, penalised, per_token)
     for rows in _cut(batch.rollouts, mini.rows[computed], cut):
         part = _differentiate(setting, rows, denominator)
         parts.append(part)
@@ -192,6 +196,8 @@ class _Setting:
     kl: KLPenalty | None
     routing: StepRouting | None
     correction: Correction | None
+    penalised: bool  # every row has a gradient, whatever its advantage and its ratio
+    per_token: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -242,6 +248,9 @@ def _forward(setting: _Setting, rows: Tensor) -> _Micro:
         penalty = setting.kl(tokens.logprobs, reference, advantages, mask)
         loss = loss + penalty.loss_sum
         metrics |= penalty.metrics
+    if routing is not None and (balance := routing.balance_loss(asked, mask)) is not None:
+        loss = loss + setting.per_token * balance[0]
+        metrics["moe/balance_loss"] = balance[1]
     assert tokens.entropy is not None
     metrics["entropy"] = (float(tokens.entropy[mask].sum()), int(mask.sum()))
     return _Micro(loss, metrics, sequences, asked, tokens.logprobs, old, mask, advantages)
@@ -256,7 +265,7 @@ def _differentiate(setting: _Setting, rows: Tensor, denominator: int) -> _Summar
         ratio = token_log_ratio(micro.logprobs, micro.old_logprobs, micro.mask)
         routed = setting.routing.trained(rows, micro.asked, micro.sequences, micro.mask, ratio)
     kept = None
-    if setting.kl is None or setting.batch.ref_logprobs is None:
+    if not setting.penalised:
         kept = rows_to_differentiate(
             setting.objective, micro.logprobs, micro.old_logprobs, micro.advantages, micro.mask
         )
