@@ -91,7 +91,7 @@ def test_lines_of_a_jsonl_file_are_counted(
     assert "2 steps per epoch of 70 prompts; 6 prompts" in check(capsys, str(recipe_file), *model, *words)
     data.write_text('{"prompt": "1+1=", "answer": "2"}\n' * 5)
     assert main(["check", str(recipe_file), *model, *words]) == 2
-    assert "5 is fewer than rollout.prompts_per_step = 32" in capsys.readouterr().err
+    assert "has 5 prompts, fewer than rollout.prompts_per_step = 32" in capsys.readouterr().err
 
 
 def test_a_tiny_model_is_counted_exactly(recipe_file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -56,6 +56,7 @@ def test_what_is_doubtful_is_a_warning_that_names_its_key(
         ["advantage.scale=batch_std", "advantage.std_floor=1e-3"],
         ["train.groups_without_signal=refill", "train.max_refills=2"],
         ["train.mismatch_bound=1e-4"],
+        ["train.mismatch_bound=1e-4", "train.old_logprobs=engine"],
         ["train.warmup_steps=399"],
         ["model.dtype=bfloat16", "train.learning_rate=1e-3"],
         ["checkpoint.every=10", "checkpoint.keep_last=1"],

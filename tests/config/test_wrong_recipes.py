@@ -37,6 +37,7 @@ WRONG = [
     ("rewards that are none", '[reward]\nfunctions = ["math"]', [], ["reward.functions", "list of tables"]),
     ("greedy rollouts", "[rollout]\ntemperature = 0", [], ["rollout.temperature = 0", "greedy"]),
     ("group of one", "[rollout]\ngroup_size = 1", [], ["recipe.toml:6", "a group needs at least 2 completions"]),
+    ("random drop", "[train]\nrandom_drop = [0.0, 0.5]", [], ["train.random_drop", "2 values", "num_mini_batches = 4"]),
     ("more updates than rows", "[train]\nnum_mini_batches = 300", [], ["train.num_mini_batches", "256 sequences"]),
     ("fewer prompts than a step", "", ["--data.num_prompts", "5"], ["data.num_prompts", "5 is fewer", "32"]),
     ("bounds without explicit", "[objective]\nclip_low = 1e-3", [], ["objective.clip_low", "no effect", "explicit"]),
@@ -62,7 +63,12 @@ WRONG = [
     ("scripted without script", '[rollout]\nengine = "scripted"', [], ["rollout.engine", "rollout.script"]),
     ("floor alone", '[advantage]\nscale = "none"\nstd_floor = 1e-4', [], ["advantage.std_floor", "advantage.scale"]),
     ("refills alone", "[train]\nmax_refills = 2", [], ["train.max_refills", "groups_without_signal"]),
-    ("mismatch bound alone", '[train]\nold_logprobs = "engine"\nmismatch_bound = 1e-5', [], ["mismatch_bound", "auto"]),
+    (
+        "mismatch bound alone",
+        '[train]\nold_logprobs = "recompute"\nmismatch_bound = 1e-5',
+        [],
+        ["mismatch_bound", "auto"],
+    ),
     ("two micro-batch limits", "[train]\nmicro_batch_size = 4\nmicro_batch_tokens = 512", [], ["keep one of the two"]),
     ("beta of 1", "[train]\nbetas = [0.9, 1.0]", [], ["train.betas", "below 1"]),
     ("keep_last alone", "[checkpoint]\nevery = 0\nkeep_last = 3", [], ["checkpoint.keep_last", "checkpoint.every"]),
@@ -78,7 +84,7 @@ WRONG = [
     ("kind of a built-in", '[[reward.functions]]\nname = "task"\nkind = "verl"', [], ["reward.functions[0].kind"]),
     (
         "workers without verifier",
-        '[reward]\nnum_workers = 3\n[[reward.functions]]\nname = "m:f"',
+        '[reward]\nnum_workers = 3\n[[reward.functions]]\nname = "json:loads"',
         [],
         ["reward.num_workers", "built-in"],
     ),
@@ -95,7 +101,7 @@ WRONG = [
     ("no task", "", ["--data.task", "addition"], ["--data.task", "arithmetic:addition"]),
     ("prompt column of a task", "", ["--data.prompt_column", "q"], ["data.prompt_column", "data.path"]),
     ("template alone", '[data.eval]\nchat_template = "never"\ntemplate_options = {a = 1}', [], ["template_options"]),
-    ("pairs without task", '[sft]\npath = "."\nnum_pairs = 5', [], ["sft.num_pairs", "sft.task"]),
+    ("pairs without task", '[sft]\npath = "{pairs}"\nnum_pairs = 5', [], ["sft.num_pairs", "sft.task"]),
     ("system prompt without template", 'chat_template = "never"\nsystem_prompt = "s"', [], ["data.system_prompt"]),
     ("gguf of a tiny model", "", ["--model.gguf_file", "x.gguf"], ["model.gguf_file", "model.path"]),
     ("override without value", "", ["--train.num_steps"], ["--train.num_steps", "no value"]),
@@ -112,9 +118,12 @@ def test_a_wrong_recipe_is_one_sentence_and_status_2(
     overrides: list[str],
     parts: list[str],
     write: Callable[..., Path],
+    tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["check", str(write(text)), *overrides]) == 2
+    pairs = tmp_path / "pairs.jsonl"
+    pairs.write_text('{"prompt": "1+1=", "response": "2"}\n')
+    assert main(["check", str(write(text.replace("{pairs}", str(pairs)))), *overrides]) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("error: ")

@@ -5,15 +5,19 @@ Nothing here imports torch before a recipe has been read and checked.
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Sequence
 
 from gspo.errors import GspoError
+from gspo.events.secrets import redact
 
 #: Exit status after Ctrl-C, as shells count it: 128 + SIGINT.
 INTERRUPTED = 130
 #: Exit status of a run that ended at a safe point after SIGINT or SIGTERM, and can be continued.
 STOPPED = 3
+#: The disk is full, or the quota is used up.
+_DISK = (errno.ENOSPC, errno.EDQUOT)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,8 +33,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         command, overrides = parse(words)
         return command.run(overrides, ["gspo", *words])
     except GspoError as error:
-        print(str(error) if error.exit_status == STOPPED else f"error: {error}", file=sys.stderr)
+        said = redact(str(error))
+        print(said if error.exit_status == STOPPED else f"error: {said}", file=sys.stderr)
         return error.exit_status
+    except OSError as error:
+        if error.errno not in _DISK:
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"error: {where}the disk did not take what was written ({error.strerror}); free space", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED

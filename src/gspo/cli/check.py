@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
-from gspo.config import (
-    ModelSizes,
-    Recipe,
-    check_recipe,
-    estimate_memory,
-    load_recipe,
-    model_sizes,
-    plan_recipe,
-    recipe_text,
-)
+from gspo.config import Recipe, check_recipe, estimate_memory, load_recipe, plan_recipe, recipe_text
 from gspo.config.check import num_prompts
-from gspo.config.memory import ASSUMED_PROMPT_TOKENS, sizes_from_config
+from gspo.config.memory import ASSUMED_PROMPT_TOKENS, readable
+from gspo.config.model_files import model_findings, recipe_sizes
 from gspo.objectives.bundle import PAPER_BOUNDS
 
 
 def check(path: Path, overrides: Sequence[str]) -> int:
     """Prints the resolved recipe, batch, schedule, memory and warnings. Raises ConfigError if the recipe is wrong."""
-    recipe = load_recipe(path, overrides, "check")
+    recipe = load_recipe(path, overrides, "check", inspect=True)
     print(f"# {path}, resolved; comments are defaults\n\n{recipe_text(recipe)}")
     trains = recipe.data.path is not None or recipe.data.task is not None
     if trains:
@@ -31,7 +24,8 @@ def check(path: Path, overrides: Sequence[str]) -> int:
     if recipe.sft is not None:
         print_block("cold start", sft_lines(recipe))
     print_block("memory, an estimate for one process", memory_lines(recipe))
-    warnings = [f"warning: {finding.sentence}" for finding in check_recipe(recipe, "check")]
+    findings = [*check_recipe(recipe, "check"), *model_findings(recipe)]
+    warnings = [f"warning: {finding.sentence}" for finding in findings]
     print_block("warnings", warnings or ["none"])
     return 0
 
@@ -115,16 +109,7 @@ def memory_lines(recipe: Recipe) -> Iterator[str]:
     if sizes.num_parameters is None:
         yield f"not known: no safetensors file in {recipe.model.path} tells the number of parameters"
         return
-    parts = estimate_memory(
-        recipe,
-        num_parameters=sizes.num_parameters,
-        hidden_size=sizes.hidden_size,
-        num_layers=sizes.num_layers,
-        num_kv_heads=sizes.num_kv_heads,
-        head_dim=sizes.head_dim,
-        vocab_size=sizes.vocab_size,
-        intermediate_size=sizes.intermediate_size,
-    )
+    parts = estimate_memory(recipe, **asdict(sizes))
     yield f"{sizes.num_parameters:,} parameters"
     for name, size in parts.items():
         yield f"{name:<12}{readable(size):>12}"
@@ -133,28 +118,6 @@ def memory_lines(recipe: Recipe) -> Iterator[str]:
     yield "peak leaves out what torch itself and fragmentation take"
 
 
-def recipe_sizes(recipe: Recipe) -> ModelSizes | None:
-    """Sizes of the recipe's model; None for one that is not on this disk. Builds a tiny model to count it."""
-    model = recipe.model
-    if model.tiny is not None:
-        from gspo.policy.tiny import tiny_model
-
-        built, _ = tiny_model(model.tiny, model.tiny_config)
-        return sizes_from_config(built.config.to_dict(), built.num_parameters())
-    path = Path(model.path or "")
-    return model_sizes(path, model.gguf_file) if path.is_dir() else None
-
-
 def counted(count: int, one: str, several: str | None = None) -> str:
     """ "1 step", "2 steps"."""
     return f"{count:,} {one if count == 1 else several or one + 's'}"
-
-
-def readable(size: int) -> str:
-    """Bytes in units of 1024."""
-    value, unit = float(size), "B"
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if value < 1024 or unit == "TiB":
-            break
-        value /= 1024
-    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"

@@ -6,6 +6,7 @@ Pure Python over the validated tree: no torch, no file is opened except to see w
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,8 @@ from typing import Final
 from gspo.config.batch import DEFAULT_TASK_PROMPTS, BatchPlan, plan_batch
 from gspo.config.effects import CLIPS, clips, is_set, useless, useless_keys, value_of
 from gspo.config.findings import Command, Finding
+from gspo.config.guard import guard_findings
+from gspo.config.model_files import path_findings
 from gspo.config.schema import Recipe, RewardFunction
 from gspo.config.source import toml_value
 from gspo.errors import ConfigError
@@ -21,11 +24,10 @@ from gspo.objectives.bundle import SEQUENCE_RATIO, TOKEN_RATIO, bundle_findings,
 
 __all__ = ["BatchPlan", "Finding", "check_files", "check_recipe", "num_prompts", "plan_batch", "plan_recipe"]
 
-BUILT_IN_REWARDS: Final = ("exact_match", "number", "math", "code", "task")
+BUILT_IN_REWARDS: Final = ("exact_match", "number", "math", "code", "task", "overlong")
 #: Below this learning rate most AdamW steps are smaller than half the spacing of a 16-bit weight of usual size.
 _VANISHING_LEARNING_RATE: Final = 1e-4
 _DEVICE: Final = re.compile(r"(auto|cpu|(cuda|mps|xpu)(:\d+)?)")
-_HUB_NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 def check_recipe(recipe: Recipe, command: Command = "train") -> list[Finding]:
@@ -46,6 +48,7 @@ def check_recipe(recipe: Recipe, command: Command = "train") -> list[Finding]:
         *_moe_findings(recipe),
         *_batch_findings(recipe),
         *_schedule_findings(recipe),
+        *guard_findings(recipe),
         *_eval_findings(recipe),
         *_held_out_findings(recipe, command),
     ]
@@ -243,6 +246,15 @@ def _objective_findings(recipe: Recipe) -> Iterator[Finding]:
 
 def _moe_findings(recipe: Recipe) -> Iterator[Finding]:
     replay = recipe.moe.replay
+    if (
+        recipe.moe.load_balancing_coefficient
+        and recipe.rollout.engine == "scripted"
+        and recipe.train.old_logprobs != "recompute"
+    ):
+        text = 'counts the experts of every response, and a script has none; set train.old_logprobs = "recompute"'
+        yield Finding(
+            "error", "moe.load_balancing_coefficient", text, ("rollout.engine", "train.old_logprobs", "model.tiny")
+        )
     if replay == "none":
         return
     related = ("model.tiny", "train.old_logprobs", "rollout.engine")
@@ -285,13 +297,16 @@ def _calibration_findings(recipe: Recipe) -> Iterator[Finding]:
     if not 0 < objective.clip_target < 1:
         text = f"{objective.clip_target:g} must be between 0 and 1, neither included; 0.15 is the paper's"
         yield Finding("error", "objective.clip_target", text)
-    if objective.calibration_steps >= recipe.train.num_steps:
+    train = recipe.train
+    warmup = math.ceil(train.warmup_steps / train.num_mini_batches)
+    if warmup + objective.calibration_steps >= train.num_steps:
+        after = f", after {warmup} of learning-rate warm-up," if warmup else ""
         yield Finding(
             "warning",
             "objective.calibration_steps",
-            f"the bounds freeze after {objective.calibration_steps} steps and train.num_steps = "
-            f"{recipe.train.num_steps}: they never do",
-            ("train.num_steps",),
+            f"the bounds freeze after {objective.calibration_steps} steps{after} and train.num_steps = "
+            f"{train.num_steps}: they never do",
+            ("train.num_steps", "train.warmup_steps"),
         )
 
 
@@ -309,6 +324,11 @@ def _schedule_findings(recipe: Recipe) -> Iterator[Finding]:
     train, sft = recipe.train, recipe.sft
     yield from _warmup_findings("train", train.warmup_steps, train.num_steps * train.num_mini_batches)
     yield from _beta_findings("train", train.betas)
+    if train.random_drop and len(train.random_drop) != train.num_mini_batches:
+        text = f"has {len(train.random_drop)} values; it takes one for each of train.num_mini_batches = "
+        yield Finding(
+            "error", "train.random_drop", f"{text}{train.num_mini_batches}, in their order", ("train.num_mini_batches",)
+        )
     if sft is not None:
         yield from _warmup_findings("sft", sft.warmup_steps, sft.num_steps)
         yield from _beta_findings("sft", sft.betas)
@@ -346,7 +366,7 @@ def _held_out_findings(recipe: Recipe, command: Command) -> Iterator[Finding]:
     related = ("data.path", "data.task", "data.eval")
     if has_held_out(recipe):
         held_out = recipe.data.eval
-        same = held_out is not None and held_out.path is not None and held_out.path == recipe.data.path
+        same = held_out is not None and same_file(held_out.path, recipe.data.path)
         if same and held_out is not None and held_out.num_prompts is None:
             text = "is needed: [data.eval] reads the training file, and what it takes is left out of training"
             yield Finding("error", "data.eval.num_prompts", text, related)
@@ -362,6 +382,11 @@ def _held_out_findings(recipe: Recipe, command: Command) -> Iterator[Finding]:
     if recipe.sft is not None and recipe.sft.stop_at_pass is not None:
         yield useless(recipe, "sft.stop_at_pass", f"because {remedy}", *related)
     yield Finding("warning", "data.eval", f"{remedy}, or nothing is evaluated", related)
+
+
+def same_file(one: str | None, other: str | None) -> bool:
+    """Whether two paths of a recipe are the same file, however they are written."""
+    return one is not None and other is not None and Path(one).resolve() == Path(other).resolve()
 
 
 # Files.
@@ -380,19 +405,4 @@ def check_files(recipe: Recipe) -> list[Finding]:
         for key, path in named
         if path is not None and not Path(path).exists()
     ]
-    return [*missing, *_model_files(recipe)]
-
-
-def _model_files(recipe: Recipe) -> Iterator[Finding]:
-    path, gguf_file = recipe.model.path, recipe.model.gguf_file
-    if path is None:
-        return
-    directory = Path(path)
-    if directory.is_dir():
-        wanted = gguf_file or "config.json"
-        if not (directory / wanted).is_file():
-            yield Finding("error", "model.path", f'"{path}" is not a model directory: it has no {wanted}')
-    elif directory.exists():
-        yield Finding("error", "model.path", f'"{path}" is a file; give the directory that it is in')
-    elif not _HUB_NAME.fullmatch(path):
-        yield Finding("error", "model.path", f'"{path}" is neither a directory nor a hub name like "Qwen/Qwen3-0.6B"')
+    return [*missing, *path_findings(recipe)]

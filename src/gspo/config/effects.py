@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gspo.config.findings import Finding
-from gspo.config.schema import DataConfig, Recipe
+from gspo.config.schema import DataConfig, GoBackConfig, Recipe
 from gspo.config.source import toml_value
 from gspo.objectives.bundle import PAPER_BOUNDS
 
@@ -36,6 +36,11 @@ def value_of(recipe: Recipe, key: str) -> Any:
 def clips(recipe: Recipe) -> bool:
     """Whether the objective has bounds."""
     return PAPER_BOUNDS[recipe.objective.name] is not None
+
+
+def goes_back(recipe: Recipe) -> bool:
+    """Whether a detector may send the run back to a checkpoint."""
+    return "go_back" in (recipe.guard.reaction, *recipe.guard.reactions.values())
 
 
 @dataclass(frozen=True)
@@ -73,7 +78,10 @@ _CONDITIONS: Final = (
         ("rollout.engine",),
     ),
     _Condition(
-        ("reward.memory_limit_mb",), lambda r: r.reward.isolate, "without reward.isolate = true", ("reward.isolate",)
+        ("reward.memory_limit_mb", "reward.environment"),
+        lambda r: r.reward.isolate,
+        "without reward.isolate = true",
+        ("reward.isolate",),
     ),
     _Condition(("reward.audit_num_prompts",), lambda r: r.reward.audit, "with reward.audit = false", ("reward.audit",)),
     _Condition(
@@ -119,7 +127,7 @@ _CONDITIONS: Final = (
         ("objective.correction.kind",),
     ),
     _Condition(
-        ("moe.metrics",),
+        ("moe.metrics", "moe.load_balancing_coefficient"),
         lambda r: r.model.tiny != "qwen3",
         'with model.tiny = "qwen3", which has no experts',
         ("model.tiny",),
@@ -150,8 +158,8 @@ _CONDITIONS: Final = (
     ),
     _Condition(
         ("train.mismatch_bound",),
-        lambda r: r.train.old_logprobs == "auto",
-        'unless train.old_logprobs = "auto"',
+        lambda r: r.train.old_logprobs != "recompute",
+        'with train.old_logprobs = "recompute", which trusts no engine; "auto" and "engine" do',
         ("train.old_logprobs",),
     ),
     _Condition(
@@ -177,6 +185,30 @@ _CONDITIONS: Final = (
         lambda r: r.guard.non_finite == "skip",
         'unless guard.non_finite = "skip"',
         ("guard.non_finite",),
+    ),
+    _Condition(
+        tuple(f"guard.go_back.{name}" for name in GoBackConfig.model_fields),
+        goes_back,
+        'unless guard.reaction or one of guard.reactions is "go_back"',
+        ("guard.reaction", "guard.reactions"),
+    ),
+    _Condition(
+        ("guard.go_back.bounds_factor", "guard.go_back.clip_low", "guard.go_back.clip_high"),
+        clips,
+        "with an objective.name that does not clip",
+        ("objective.name",),
+    ),
+    _Condition(
+        ("guard.go_back.bounds_factor",),
+        lambda r: r.guard.go_back.clip_low is None and r.guard.go_back.clip_high is None,
+        "with guard.go_back.clip_low and clip_high; keep one of the two",
+        ("guard.go_back.clip_low", "guard.go_back.clip_high"),
+    ),
+    _Condition(
+        ("sft.checkpoint_every",),
+        lambda r: r.sft is None or r.sft.checkpoint_every < r.sft.num_steps,
+        "unless it is below sft.num_steps",
+        ("sft.num_steps",),
     ),
     _Condition(
         ("sft.task_options", "sft.num_pairs"),

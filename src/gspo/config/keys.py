@@ -191,9 +191,11 @@ def guess_key(name: str) -> Guess:
 
 
 def _nearest(section: str, leaf: str) -> Guess:
-    near_here = difflib.get_close_matches(
-        leaf, [key.rpartition(".")[2] for key in recipe_keys() if key.rpartition(".")[0] == section], n=1, cutoff=0.75
-    )
+    own = [key.rpartition(".")[2] for key in recipe_keys() if key.rpartition(".")[0] == section]
+    near_here = difflib.get_close_matches(leaf, own, n=1, cutoff=0.75)
+    containing = [name for name in own if len(leaf) > 3 and name.startswith(leaf)]
+    if not near_here and len(containing) == 1:
+        near_here = containing
     if near_here:
         return Guess(f"unknown key; did you mean {section}.{near_here[0]}?", f"{section}.{near_here[0]}")
     by_leaf = {key.rpartition(".")[2]: key for key in reversed(list(recipe_keys()))}

@@ -17,12 +17,16 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from gspo.config.check import check_files, check_recipe
+from gspo.config.data_files import data_findings
 from gspo.config.findings import Command, Finding
 from gspo.config.keys import admits_text, flat_types, guess_key, guess_section, recipe_keys, recipe_sections
+from gspo.config.model_files import model_findings
 from gspo.config.presets import apply_preset
+from gspo.config.reward_functions import reward_findings
 from gspo.config.schema import Recipe
 from gspo.config.source import Source, read_source, recipe_text, toml_value
 from gspo.errors import ConfigError
+from gspo.events.secrets import redact
 
 __all__ = ["load_recipe", "recipe_text"]
 
@@ -64,7 +68,9 @@ def _below(name: str, keys: Iterable[str]) -> bool:
     return any(name == key or name.startswith((f"{key}.", f"{key}[")) for key in keys)
 
 
-def load_recipe(path: str | Path, overrides: Sequence[str] = (), command: Command = "train") -> Recipe:
+def load_recipe(
+    path: str | Path, overrides: Sequence[str] = (), command: Command = "train", *, inspect: bool = False
+) -> Recipe:
     """The recipe in a TOML file, with ``--section.key value`` overrides, checked as a whole.
 
     Args:
@@ -72,9 +78,10 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = (), command: Comman
         overrides: words of a command line, ``["--train.num_steps", "5", "--data.seed=3"]``. A value is read by the
             type of its key: text bare, everything else as a TOML literal; ``none`` takes the key out of the recipe.
         command: what the recipe is for; ``sft`` and ``check`` do not need [data] where only [sft] is used.
+        inspect: open what the recipe names too: the data row by row, the model's config and sizes, the rewards.
 
     Raises:
-        ConfigError: one sentence per fault, all faults of the recipe at once, each with file and line.
+        ConfigError: one sentence per fault, all faults of the recipe (and its data) at once, each with file and line.
     """
     source = read_source(Path(path))
     faults = Faults()
@@ -88,11 +95,34 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = (), command: Comman
     faults.copied |= apply_preset(tree) | _inherit_eval(tree)
     recipe = _validate(tree, place, faults)
     if recipe is not None:
-        for finding in (*check_recipe(recipe, command), *check_files(recipe)):
+        found = [*check_recipe(recipe, command), *check_files(recipe)]
+        found += _written_secrets(tree)
+        if inspect:
+            wrong = {finding.key for finding in found if finding.severity == "error"}
+            found += [f for f in inspect_recipe(recipe, command) if not wrong & {f.key, *f.related}]
+        for finding in found:
             faults.add_finding(place(finding.key), finding)
     if recipe is None or faults.lines:
         raise ConfigError(_report(source.path, faults.lines))
     return recipe
+
+
+def _written_secrets(tree: Mapping[str, Any], prefix: str = "") -> list[Finding]:
+    """Values that are those of secret variables: the recipe is copied into the run directory."""
+    found = []
+    for name, value in tree.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, dict):
+            found += _written_secrets(value, f"{key}.")
+        elif (hidden := redact(toml_value(value))) != toml_value(value):
+            text = f"{hidden} was replaced here: a recipe is kept with the run, so read the secret from the environment"
+            found.append(Finding("error", key, text))
+    return found
+
+
+def inspect_recipe(recipe: Recipe, command: Command) -> list[Finding]:
+    """What is wrong with the files and functions that a recipe names, seen by opening them; nothing is loaded."""
+    return [*reward_findings(recipe), *model_findings(recipe), *data_findings(recipe, command)]
 
 
 def _report(path: Path, lines: Iterable[tuple[str, str]]) -> str:

@@ -20,6 +20,8 @@ NonNegative = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+#: What is done when a detector of collapse fires.
+Reaction = Literal["off", "warn", "stop", "go_back"]
 
 
 class RunConfig(Section):
@@ -87,12 +89,22 @@ class RolloutConfig(Section):
     temperature: PositiveFloat = Field(1.0, description="of sampling, and of every log-prob trained on")
     stop_strings: tuple[str, ...] = Field((), description="end a response when one appears")
     max_slots: Positive = Field(256, description="rows that are decoded at the same time")
+    prompts_per_call: Positive | None = Field(
+        None,
+        description="most prompts in one engine call; finished calls of a round are kept; default: 4 max_slots rows",
+    )
+    max_retries: NonNegative = Field(2, description="times that a call of the engine that failed is made again")
+    engine_failure: Literal["stop", "keep"] = Field(
+        "stop", description="when retries do not help; keep: go on with the finished responses, the others unscored"
+    )
 
 
 class RewardFunction(Section):
     """[[reward.functions]]: one term of the reward."""
 
-    name: str = Field(description='built in ("exact_match", "number", "math", "code", "task") or "module:function"')
+    name: str = Field(
+        description='built in ("exact_match", "number", "math", "code", "task", "overlong") or "module:function"'
+    )
     weight: float = Field(1.0, allow_inf_nan=False, description="factor in the sum")
     kind: Literal["trl", "verl"] = Field("trl", description="signature of a module:function")
     options: dict[str, Any] = Field(default_factory=dict, description="keyword arguments for the function")
@@ -108,6 +120,9 @@ class RewardConfig(Section):
         False, description="module:function rewards run in killable processes too, response by response"
     )
     memory_limit_mb: Positive = Field(4096, description="isolate: address space of one process")
+    environment: tuple[str, ...] = Field(
+        (), description="isolate: secret variables (*_KEY, *_TOKEN, ...) that the processes may see; by default none"
+    )
     answer_column: str = Field("answer", description="column with the gold answer")
     audit: bool = Field(True, description="score gold, empty and junk answers before the first step")
     audit_num_prompts: Positive = Field(16, description="prompts that the audit looks at")
@@ -150,7 +165,9 @@ class ObjectiveConfig(Section):
         None, description="denominator; only grpo lets you choose (token = DAPO's token mean)"
     )
     clip_target: Fraction = Field(0.15, description="calibrated: share of responses to clip")
-    calibration_steps: Positive = Field(5, description="calibrated: steps measured before the bounds freeze")
+    calibration_steps: Positive = Field(
+        5, description="calibrated: steps measured before the bounds freeze, the first after train.warmup_steps"
+    )
     kl_coefficient: NonNegativeFloat = Field(0.0, description="weight of KL(policy || reference) in the loss")
     kl_estimator: Literal["k1", "k2", "k3"] = Field("k3", description="see docs/algorithms/kl.md")
     tau_positive: PositiveFloat = Field(1.0, description="sapo: temperature of the gate where the advantage is above 0")
@@ -169,6 +186,9 @@ class MoeConfig(Section):
     )
     metrics: Literal["none", "drift", "all"] = Field(
         "drift", description="what is measured of the routing; all: the router shift too, which takes memory"
+    )
+    load_balancing_coefficient: NonNegativeFloat = Field(
+        0.0, description="weight of the auxiliary loss on uneven expert load; off by default, and off in the paper"
     )
 
 
@@ -192,13 +212,18 @@ class TrainConfig(Section):
         "auto", description="denominator of the ratio; auto: the engine's where they agree with the trainer's"
     )
     mismatch_bound: PositiveFloat | None = Field(
-        None, description="auto: largest mean |engine - trainer| log-prob trusted; default clip_low / 10"
+        None,
+        description="largest mean |engine - trainer| log-prob trusted (auto recomputes beyond it, engine refuses to "
+        "start); default clip_low / 10",
     )
     groups_without_signal: Literal["keep", "drop", "refill"] = Field(
         "keep", description="keep counts them (paper); drop leaves them out; refill samples others (DAPO)"
     )
     max_refills: Positive = Field(3, description="refill: most extra rounds per step")
     truncated: Literal["keep", "exclude"] = Field("keep", description="whether truncated responses enter the loss")
+    random_drop: tuple[Annotated[float, Field(ge=0, lt=1)], ...] = Field(
+        (), description="a control: share of the responses of each mini-batch that give no gradient, at random"
+    )
     learning_rate: PositiveFloat = Field(1e-6, description="of AdamW, after the warm-up")
     warmup_steps: NonNegative = Field(0, description="updates of linear warm-up")
     schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="after the warm-up")
@@ -229,6 +254,17 @@ class CheckpointConfig(Section):
     keep_best: NonNegative = Field(0, description="checkpoints of highest held-out pass@1 kept besides")
 
 
+class GoBackConfig(Section):
+    """[guard.go_back]: what is changed when a run goes back to a good checkpoint (docs/reliability.md)."""
+
+    max_times: Positive = Field(2, description="after so many times in a run, the reaction is to stop")
+    learning_rate_factor: PositiveFloat = Field(0.5, description="train.learning_rate is multiplied by it each time")
+    bounds_factor: PositiveFloat = Field(1.0, description="both clip bounds are multiplied by it each time")
+    clip_low: PositiveFloat | None = Field(None, description="in place of bounds_factor: lower bound from then on")
+    clip_high: PositiveFloat | None = Field(None, description="in place of bounds_factor: upper bound from then on")
+    num_mini_batches: Positive | None = Field(None, description="updates per rollout batch from then on")
+
+
 class GuardConfig(Section):
     """[guard]: what is done about numbers that are not finite and about runs that collapse (docs/reliability.md)."""
 
@@ -236,9 +272,15 @@ class GuardConfig(Section):
         "skip", description="skip: leave the response out or the update undone, say so and count it"
     )
     max_non_finite: Positive = Field(3, description="skip: updates undone in a row that end the run")
-    reaction: Literal["off", "warn", "stop"] = Field(
-        "warn", description="to a detector of collapse; stop: after the step, with a checkpoint"
+    reaction: Reaction = Field(
+        "warn",
+        description="to a detector of collapse; stop: after the step, with a checkpoint; go_back: to a checkpoint from "
+        "before it, with other settings",
     )
+    reactions: dict[str, Any] = Field(
+        default_factory=dict, description='by detector, in place of reaction: { reward_drop = "go_back" }'
+    )
+    go_back: GoBackConfig = GoBackConfig()  # type: ignore[call-arg]
 
 
 class SftConfig(Section):
@@ -262,6 +304,9 @@ class SftConfig(Section):
         None, description="end early once held-out pass@1 reaches this (measured every eval_every updates)"
     )
     eval_every: Positive = Field(20, description="updates between the evaluations of stop_at_pass")
+    checkpoint_every: NonNegative = Field(
+        100, description="updates between checkpoints to continue from; 0: only at its end"
+    )
 
 
 class Recipe(Section):

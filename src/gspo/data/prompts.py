@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from gspo.data.chat import Rendering, render_prompt
+from gspo.data.contents import comparable, prompt_content
 from gspo.data.datasets import Row, column, read_rows
 from gspo.errors import DataError
 from gspo.seeding import derive_seed
@@ -43,7 +43,7 @@ def load_prompts(
         seed: of that choice.
         max_prompt_tokens: a longer prompt is refused.
         required_columns: columns that every row must have, such as the gold answer.
-        without: contents of held-out prompts; rows with the same content are left out before the choice.
+        without: contents of held-out prompts; rows that differ from one in layout only are left out before the choice.
 
     Raises:
         DataError: a row that cannot be a prompt, named by file and line; or nothing is left.
@@ -51,9 +51,9 @@ def load_prompts(
     if (path is None) == (rows is None):
         raise DataError("prompts need exactly one source, a path or a task")
     table = read_rows(path) if path is not None else [_generated(row) for row in rows or ()]
-    held_out = {_comparable(content) for content in without}
+    held_out = {comparable(content) for content in without}
     if held_out:
-        table = [row for row in table if _comparable(row.values.get(prompt_column)) not in held_out]
+        table = [row for row in table if comparable(row.values.get(prompt_column)) not in held_out]
         if not table:
             raise DataError(f"{path}: every row is held out for evaluation; lower data.eval.num_prompts")
     table = choose(table, num_prompts, seed, str(path) if path is not None else "the task")
@@ -63,11 +63,6 @@ def load_prompts(
     ]
     _refuse_repeated_ids(prompts)
     return prompts
-
-
-def _comparable(content: Any) -> str:
-    """Text or messages as a key: equal contents have equal keys, whatever their container."""
-    return json.dumps(content, sort_keys=True, default=str)
 
 
 def _generated(row: Mapping[str, Any]) -> Row:
@@ -111,34 +106,6 @@ def make_prompt(
     left_out = {prompt_column, *(_ROW_FIELDS if generated else ())}
     columns = {name: value for name, value in row.values.items() if name not in left_out}
     return Prompt(id=row.place, content=content, token_ids=token_ids, task=task, columns=columns)
-
-
-def prompt_content(value: Any, place: str, name: str = "prompt") -> str | tuple[Message, ...]:
-    """Text or chat messages, checked.
-
-    Raises:
-        DataError: anything else, an empty prompt, or messages that do not end with the user's turn.
-    """
-    if isinstance(value, str):
-        if not value.strip():
-            raise DataError(f"{place}: the column {name!r} is empty")
-        return value
-    if not isinstance(value, (list, tuple)):
-        raise DataError(
-            f"{place}: the column {name!r} is a {type(value).__name__}; text or a list of messages is needed"
-        )
-    messages = tuple(_message(message, index, place) for index, message in enumerate(value))
-    if not messages:
-        raise DataError(f"{place}: the column {name!r} has no messages")
-    if messages[-1]["role"] == "assistant":
-        raise DataError(f"{place}: the messages end with the assistant's; a prompt ends before the answer")
-    return messages
-
-
-def _message(message: Any, index: int, place: str) -> Message:
-    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or message.get("content") is None:
-        raise DataError(f'{place}: message {index} is not {{"role": ..., "content": ...}} but {message!r:.80}')
-    return dict(message)
 
 
 def _refuse_repeated_ids(prompts: Sequence[Prompt]) -> None:

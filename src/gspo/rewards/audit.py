@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gspo.rewards.base import RewardSet, gold_of
+from gspo.rewards.base import RewardSet
 from gspo.rewards.builtin import BUILTIN
+from gspo.rewards.gold import GOLD_FORMS, gold_of
 from gspo.types import Prompt, Score
 
 JUNK = ("I don't know.", ".", "0 1 2 3 4 5 6 7 8 9 10", "\\boxed{}", "The answer is the answer.")
-GOLD_FORMS = ("{}", "\\boxed{{{}}}", "#### {}", "<answer>{}</answer>", "Answer: {}")
 #: Of a program.
 PROGRAM_FORMS = ("```python\n{}\n```", "{}")
 MAX_NAMED = 3
@@ -113,7 +113,9 @@ def _score(cases: Sequence[_Case], reward_set: RewardSet, forms: Sequence[str]) 
             rows += [(case, form.format(case.gold), "gold") for form in forms]
         rows += [(case, text, "junk") for text in ("", *JUNK) if not _holds_gold(text, case.gold)]
         rows += [(case, gold, "swapped") for gold in [g for g in golds if g != case.gold][:1]]
-    scores = reward_set.score([row[0].prompt for row in rows], [row[1] for row in rows], [[]] * len(rows))
+    scores = reward_set.score(
+        [row[0].prompt for row in rows], [row[1] for row in rows], [[]] * len(rows), shaping=False
+    )
     for (case, text, kind), score in zip(rows, scores, strict=True):
         if kind == "gold":
             case.gold_scores.append(score)

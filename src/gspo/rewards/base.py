@@ -2,11 +2,12 @@
 
 A reward function is called once for all responses of a step, with the signature that TRL uses::
 
-    def reward(prompts, completions, completion_ids, **columns) -> list[float | None]: ...
+    def reward(prompts, completions, completion_ids, stop_reasons, **columns) -> list[float | None]: ...
 
 ``prompts`` and ``completions`` are as the data had them: text and text, or chat messages and
-``[{"role": "assistant", "content": text}]``. Every column of the data is a list with one value per completion. A
-function gets the arguments that it names, or all with ``**kwargs``. It may be ``async``.
+``[{"role": "assistant", "content": text}]``. ``stop_reasons`` are the engine's words on why each ended ("eos",
+"length", ...), None for an answer that no engine sampled. Every column of the data is a list with one value per
+completion. A function gets the arguments that it names, or all with ``**kwargs``. It may be ``async``.
 
 What a value means:
 
@@ -32,7 +33,7 @@ from typing import Any, Protocol
 from gspo.errors import RewardError, RunError
 from gspo.types import Prompt, Score
 
-_OWN_ARGUMENTS = ("prompts", "completions", "completion_ids")
+_OWN_ARGUMENTS = ("prompts", "completions", "completion_ids", "stop_reasons")
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class RewardRequest:
     completions: Sequence[Any]
     completion_ids: Sequence[Sequence[int]]
     columns: Mapping[str, Sequence[Any]]
+    stop_reasons: Sequence[str | None]
 
     def __len__(self) -> int:
         return len(self.completions)
@@ -57,12 +59,16 @@ class RewardRequest:
 
 @dataclass(frozen=True)
 class WeightedReward:
-    """One reward function with its weight and extra keyword arguments."""
+    """One reward function with its weight and extra keyword arguments.
+
+    shaping: it steers training and measures nothing, so it is left out where answers are evaluated or audited.
+    """
 
     name: str
     function: Callable[..., Any]
     weight: float = 1.0
     options: Mapping[str, Any] = field(default_factory=dict)
+    shaping: bool = False
 
 
 class Resource(Protocol):
@@ -92,49 +98,33 @@ class RewardSet:
         self._resources = tuple(resources)
 
     def score(
-        self, prompts: Sequence[Prompt], texts: Sequence[str], completion_ids: Sequence[Sequence[int]]
+        self,
+        prompts: Sequence[Prompt],
+        texts: Sequence[str],
+        completion_ids: Sequence[Sequence[int]],
+        stop_reasons: Sequence[str] | None = None,
+        *,
+        shaping: bool = True,
     ) -> list[Score]:
-        """One score per response; the three sequences are parallel.
+        """One score per response; the sequences are parallel.
+
+        Args:
+            stop_reasons: the engine's; None for answers that no engine sampled.
+            shaping: whether functions that only shape the reward of training take part.
 
         Raises:
             RewardError: a function raised, or returned something other than one allowed value per completion.
         """
         if not texts:
             return []
-        request = make_request(prompts, texts, completion_ids)
-        columns = self._call_all(request)
+        request = make_request(prompts, texts, completion_ids, stop_reasons)
+        functions = [reward for reward in self.functions if shaping or not reward.shaping]
+        columns = _call_all(functions, request)
         checked = [
             [_check(reward.name, row, value) for row, value in enumerate(values)]
-            for reward, values in zip(self.functions, columns, strict=True)
+            for reward, values in zip(functions, columns, strict=True)
         ]
-        return [self._combine([values[row] for values in checked]) for row in range(len(request))]
-
-    def _call_all(self, request: RewardRequest) -> list[list[Any]]:
-        results = [_call(reward, request) for reward in self.functions]
-        waiting = {index: result for index, result in enumerate(results) if inspect.isawaitable(result)}
-        if waiting:
-            done = run_coroutine(_gather([(self.functions[i].name, waiting[i]) for i in waiting]))
-            for index, result in zip(waiting, done, strict=True):
-                results[index] = result
-        return [
-            _as_list(reward.name, result, len(request)) for reward, result in zip(self.functions, results, strict=True)
-        ]
-
-    def _combine(self, values: Sequence[float | Unscored | None]) -> Score:
-        components: dict[str, float | None] = {}
-        total, applied, failures = 0.0, False, []
-        for reward, value in zip(self.functions, values, strict=True):
-            if isinstance(value, Unscored):
-                failures.append(f"{reward.name}: {value.reason}")
-                components[reward.name] = None
-                continue
-            components[reward.name] = value
-            if value is not None:
-                total += reward.weight * value
-                applied = True
-        if failures:
-            return Score(None, components, "; ".join(failures))
-        return Score(total, components) if applied else Score(None, components, "no reward applied")
+        return [_combine(functions, [values[row] for values in checked]) for row in range(len(request))]
 
     @property
     def counters(self) -> dict[str, int]:
@@ -157,12 +147,45 @@ class RewardSet:
         self.close()
 
 
+def _call_all(functions: Sequence[WeightedReward], request: RewardRequest) -> list[list[Any]]:
+    results = [_call(reward, request) for reward in functions]
+    waiting = {index: result for index, result in enumerate(results) if inspect.isawaitable(result)}
+    if waiting:
+        done = run_coroutine(_gather([(functions[i].name, waiting[i]) for i in waiting]))
+        for index, result in zip(waiting, done, strict=True):
+            results[index] = result
+    return [_as_list(reward.name, result, len(request)) for reward, result in zip(functions, results, strict=True)]
+
+
+def _combine(functions: Sequence[WeightedReward], values: Sequence[float | Unscored | None]) -> Score:
+    components: dict[str, float | None] = {}
+    total, applied, failures = 0.0, False, []
+    for reward, value in zip(functions, values, strict=True):
+        if isinstance(value, Unscored):
+            failures.append(f"{reward.name}: {value.reason}")
+            components[reward.name] = None
+            continue
+        components[reward.name] = value
+        if value is not None:
+            total += reward.weight * value
+            applied = True
+    if failures:
+        return Score(None, components, "; ".join(failures))
+    return Score(total, components) if applied else Score(None, components, "no reward applied")
+
+
 def make_request(
-    prompts: Sequence[Prompt], texts: Sequence[str], completion_ids: Sequence[Sequence[int]]
+    prompts: Sequence[Prompt],
+    texts: Sequence[str],
+    completion_ids: Sequence[Sequence[int]],
+    stop_reasons: Sequence[str] | None = None,
 ) -> RewardRequest:
-    """The request for parallel prompts, texts and ids; a column that a row lacks is None there."""
-    if not len(prompts) == len(texts) == len(completion_ids):
-        raise ValueError(f"{len(prompts)} prompts, {len(texts)} texts and {len(completion_ids)} rows of ids")
+    """The request for parallel prompts, texts, ids and stop reasons; a column that a row lacks is None there."""
+    reasons = [None] * len(texts) if stop_reasons is None else [str(reason) for reason in stop_reasons]
+    if not len(prompts) == len(texts) == len(completion_ids) == len(reasons):
+        raise ValueError(
+            f"{len(prompts)} prompts, {len(texts)} texts, {len(completion_ids)} rows of ids, {len(reasons)} reasons"
+        )
     names = dict.fromkeys(name for prompt in prompts for name in prompt.columns)
     return RewardRequest(
         prompts=[p.content if isinstance(p.content, str) else [dict(m) for m in p.content] for p in prompts],
@@ -172,6 +195,7 @@ def make_request(
         ],
         completion_ids=[list(ids) for ids in completion_ids],
         columns={name: [prompt.columns.get(name) for prompt in prompts] for name in names},
+        stop_reasons=reasons,
     )
 
 
@@ -192,13 +216,6 @@ def gold_answers(columns: Mapping[str, Sequence[Any]], answer_column: str) -> Se
     if models and all(isinstance(model, Mapping) and "ground_truth" in model for model in models):
         return [model["ground_truth"] for model in models]
     raise RewardError(f"the data have no column {answer_column!r} with gold answers{_nearest(answer_column, columns)}")
-
-
-def gold_of(columns: Mapping[str, Any], answer_column: str) -> Any:
-    """The gold answer of one row, in the column or in verl's ``reward_model``; None if it has none."""
-    value = columns.get(answer_column)
-    model = columns.get("reward_model")
-    return model.get("ground_truth") if value is None and isinstance(model, Mapping) else value
 
 
 def _nearest(name: str, names: Iterable[str]) -> str:

@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from difflib import get_close_matches
 from typing import Any, Protocol
 
-from gspo.errors import InputError, RewardError
+from gspo.errors import RewardError
 from gspo.rewards.base import Resource, RewardSet, Unscored, WeightedReward, completion_text, gold_answers
 from gspo.rewards.code import CodeReward
+from gspo.rewards.gold import VERIFIERS, check_options, problem_defaults
 from gspo.rewards.isolated import IsolatedReward
 from gspo.rewards.load import adapt_verl, load_reward_function
+from gspo.rewards.overlong import overlong_from_options
 from gspo.rewards.policies import MathPolicy
 from gspo.rewards.pool import VerifierPool
-from gspo.rewards.problems import PROBLEM_DEFAULTS, read_problem
 from gspo.rewards.verdict import Verdict
 from gspo.sandbox import open_sandbox
 
-VERIFIERS = {
-    "exact_match": "gspo.rewards.exact_match",
-    "number": "gspo.rewards.number",
-    "math": "gspo.rewards.math",
-}
-BUILTIN = (*VERIFIERS, "code", "task")
-#: Of the reward ``code``; see docs/verifiers.md.
-CODE_OPTIONS = ("credit", "isolation", "num_boxes", "solution_column", *PROBLEM_DEFAULTS)
+BUILTIN = (*VERIFIERS, "code", "task", "overlong")
 #: The column of a generated row that names the instance to the task's scorer.
 TASK_COLUMN = "task_args"
 
@@ -134,12 +127,13 @@ def build_rewards(
     task: ScoredTask | None = None,
     isolate: bool = False,
     memory_limit_mb: int = 4096,
+    environment: Sequence[str] = (),
 ) -> RewardSet:
     """The reward set of a recipe; without functions a generated task is scored by its own rule.
 
     Args:
         isolate: functions named ``module:function`` run in killable processes too, with at most
-            ``memory_limit_mb`` of address space.
+            ``memory_limit_mb`` of address space, and see no secret but those named in ``environment``.
 
     Raises:
         RewardError: an unknown name, a function that cannot be loaded, or no function and no task.
@@ -157,16 +151,19 @@ def build_rewards(
             resources.append(code)
             rewards.append(WeightedReward(name, code, weight))
             continue
+        if name == "overlong":
+            rewards.append(WeightedReward(name, overlong_from_options(options), weight, shaping=True))
+            continue
         if name == "math":
             rewards.append(WeightedReward(name, _math(options, pool, answer_column), weight))
             continue
         if isolate and name not in BUILTIN and ":" in name:
-            workers = VerifierPool(num_workers, timeout_s, memory_limit_mb, preload=_modules(name))
+            workers = VerifierPool(num_workers, timeout_s, memory_limit_mb, _modules(name), environment)
             resources.append(workers)
             rewards.append(WeightedReward(name, IsolatedReward(name, kind, workers, answer_column, options), weight))
             continue
-        if name in BUILTIN and options:
-            raise RewardError(f"the built-in reward {name!r} has no options; it was given {', '.join(options)}")
+        if name in BUILTIN:
+            check_options(name, options)
         function = _function(name, kind, pool, answer_column, task)
         rewards.append(WeightedReward(name, function, weight, options))
     resources += [reward.function for reward in rewards if isinstance(reward.function, VerifierReward)]
@@ -174,35 +171,20 @@ def build_rewards(
 
 
 def _math(options: Mapping[str, Any], pool: VerifierPool, answer_column: str) -> VerifierReward:
-    if not all(map(importlib.util.find_spec, ("math_verify", "mpmath", "sympy"))):
-        raise InputError("the reward 'math' needs an extra: pip install 'gspo[math]'")
+    check_options("math", options)
     policy = MathPolicy.from_options(options)
     return VerifierReward(VERIFIERS["math"], pool, answer_column, {"policy": asdict(policy)})
 
 
 def _code(options: Mapping[str, Any], answer_column: str) -> CodeReward:
     """The reward ``code``; its sandbox proves itself here, before anything is sampled."""
-    for option in options:
-        if option not in CODE_OPTIONS:
-            close = get_close_matches(option, CODE_OPTIONS, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else f"; it has {', '.join(CODE_OPTIONS)}"
-            raise RewardError(f"the reward 'code' has no option {option!r}{hint}")
-    credit = options.get("credit", "all")
-    if credit not in ("all", "partial"):
-        raise RewardError(f'the option credit of the reward \'code\' is {credit!r}; it must be "all" or "partial"')
-    num_boxes = options.get("num_boxes")
-    if num_boxes is not None and (isinstance(num_boxes, bool) or not isinstance(num_boxes, int) or num_boxes < 1):
-        raise RewardError(
-            f"the option num_boxes of the reward 'code' is {num_boxes!r}; it must be a whole number from 1 on"
-        )
-    defaults = {name: options[name] for name in PROBLEM_DEFAULTS if name in options}
-    read_problem({"tests": [["", ""]]}, defaults)  # refuses a default that no problem could have
+    check_options("code", options)
     return CodeReward(
-        open_sandbox(options.get("isolation", "auto"), num_boxes),
-        credit,
+        open_sandbox(options.get("isolation", "auto"), options.get("num_boxes")),
+        options.get("credit", "all"),
         answer_column,
         options.get("solution_column", "solution"),
-        defaults,
+        problem_defaults(options),
     )
 
 

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gspo.errors import RewardError, RunError
+from gspo.events.secrets import without_secrets
 from gspo.rewards.verdict import Verdict
 
 START_TIMEOUT_S = 120.0
@@ -57,6 +58,7 @@ class _State:
     setup: Mapping[str, Any]
     timeout_s: float
     owner: int
+    environment: frozenset[str]
     lock: threading.Lock = field(default_factory=threading.Lock)
     threads: list[threading.Thread] = field(default_factory=list)
     processes: set[subprocess.Popen[bytes]] = field(default_factory=set)
@@ -74,6 +76,7 @@ class VerifierPool:
         memory_limit_mb: address space of one worker.
         preload: modules that a worker imports before its first item (and whose ``preload()`` it calls), so that no
             item pays for imports.
+        environment: names of secrets (as ``events.secrets`` knows them) that the workers may see; they get no other.
     """
 
     def __init__(
@@ -82,6 +85,7 @@ class VerifierPool:
         timeout_s: float = 5.0,
         memory_limit_mb: int = 2048,
         preload: Sequence[str] = (),
+        environment: Sequence[str] = (),
     ) -> None:
         if num_workers < 1 or not timeout_s > 0:
             raise RewardError(
@@ -90,10 +94,11 @@ class VerifierPool:
         self.num_workers = num_workers
         self.timeout_s = timeout_s
         self._setup = {"memory_limit_mb": memory_limit_mb, "preload": list(preload)}
+        self._environment = frozenset(environment)
         self._start()
 
     def _start(self) -> None:
-        self._state = _State(queue.SimpleQueue(), self._setup, self.timeout_s, os.getpid())
+        self._state = _State(queue.SimpleQueue(), self._setup, self.timeout_s, os.getpid(), self._environment)
         self._finalizer = weakref.finalize(self, _shut_down, self._state)
 
     def run(
@@ -254,7 +259,8 @@ class _Worker:
     def __init__(self, state: _State) -> None:
         self._state = state
         paths = [os.path.abspath(path) for path in sys.path]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
+        inherited = without_secrets(os.environ, state.environment)
+        environment = {**inherited, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
         command = [sys.executable, "-P", "-m", "gspo.rewards.worker"]
         pipe = subprocess.PIPE
         try:

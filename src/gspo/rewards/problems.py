@@ -50,6 +50,7 @@ class CodeProblem:
     comparison: Comparison = "lines"
     tolerance: float = 1e-6
     checker: str | bytes | None = None  # Python source, or an executable
+    prelude: str = ""  # of a call: Python that runs before the program, such as a platform's imports
 
 
 def read_problem(value: Any, defaults: Mapping[str, Any] | None = None) -> CodeProblem:
