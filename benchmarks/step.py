@@ -37,7 +37,7 @@ def measure(
 ) -> dict[str, Any]:
     """One workload. Raises RuntimeError if a side dies, SystemExit with the remedy if the peer is not installed."""
     with tempfile.TemporaryDirectory() as scratch:
-        model = _model(workload, Path(scratch))
+        model = model_directory(workload, Path(scratch))
         workers = [Worker(sys.executable, ["-m", "benchmarks.ours", workload.name, model], threads, clock)]
         settings = ["", OTHER_SETTING.get(workload.versus, "")]
         if workload.versus == "peer" and peer != "none":
@@ -65,7 +65,7 @@ def _peer(peer: str, workload: Workload, model: str, threads: int, clock: str) -
     return Worker(str(python), [str(script), workload.name, model], threads, clock)
 
 
-def _model(workload: Workload, directory: Path) -> str:
+def model_directory(workload: Workload, directory: Path) -> str:
     """A model directory that both sides load, so that they have the same weights."""
     if workload.path is not None:
         if not (ROOT / workload.path).is_dir():

@@ -7,6 +7,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from benchmarks.step_profile import shares
 from benchmarks.workloads import WORKLOADS, Size, forward_flops, model_size, prompt_texts, step_flops
 
 from benchmarks import ours, scaling, step, table
@@ -109,3 +110,15 @@ def test_a_worker_answers_and_its_death_is_noticed(model: str) -> None:
     with pytest.raises(RuntimeError, match="ended with status 0"):
         worker.read()
     worker.close()
+
+
+def test_a_profile_tells_kernels_and_operations_from_what_surrounds_them() -> None:
+    own = {
+        ("/x/src/gspo/policy/native.py", 210, "attend"): 3.0,
+        ("~", 0, "<built-in method torch._C._nn.linear>"): 4.0,
+        ("~", 0, "<method 'run_backward' of 'torch._C._EngineBase' objects>"): 2.0,
+        ("~", 0, "<built-in method builtins.len>"): 0.5,
+        ("/x/src/gspo/train/step.py", 98, "update"): 0.5,
+    }
+    # of 10 seconds
+    assert shares(own) == pytest.approx({"kernels": 0.3, "operations": 0.6, "framework": 0.1})
