@@ -6,7 +6,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: install demo smollm2 test check format system clean bench bench-venv-trl bench-venv-vllm bench-scaling soak figure
+.PHONY: install demo smollm2 test check format system clean bench bench-venv-trl bench-venv-vllm bench-scaling soak figure study-quick
 
 install: $(STAMP)
 
@@ -87,3 +87,11 @@ soak: $(STAMP)
 figure: system
 	chromium --headless --no-sandbox --disable-gpu --hide-scrollbars --user-data-dir=$$(mktemp -d) --window-size=1200,1390 \
 	  --virtual-time-budget=8000 --screenshot=$(abspath docs/figures/demo-report.png) file://$(abspath $(RUN))/report.html
+
+# Short versions of three studies, and a look at what they left (docs/studies/).
+STUDIES := build/studies
+study-quick: $(STAMP)
+	rm -rf $(STUDIES)
+	for name in clip-fraction routing-drift gradient-noise; do \
+	  OMP_NUM_THREADS=1 $(BIN)/gspo study run $$name --quick --dir $(STUDIES)/$$name || exit 1; done
+	$(BIN)/python -m tests.study.smoke $(STUDIES)

@@ -132,7 +132,9 @@ CHANGES: dict[str, Change] = {
     "objective.clip": Change("calibrated"),
     "objective.clip_low": Change(1e-4, given=EXPLICIT),
     "objective.clip_high": Change(1e-4, given=EXPLICIT),
-    "objective.unit": Change("token", given={"objective.name": "grpo"}),
+    "objective.unit": Change(  # tells only where lengths differ
+        "token", given={"objective.name": "grpo", "rollout.stop_strings": [chr(code) for code in range(32, 80)]}
+    ),
     "objective.clip_target": Change(0.9, "calibration", given={"objective.clip": "calibrated"}),
     "objective.calibration_steps": Change(1, given={"objective.clip": "calibrated"}),
     "objective.kl_coefficient": Change(0.5),

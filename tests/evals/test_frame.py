@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -58,9 +61,13 @@ class StoppedHereError(Exception):
     """Raised by the tests to break an evaluation off."""
 
 
+def make_policy() -> CausalPolicy:
+    return load_policy(tiny="qwen3", tiny_config={"num_hidden_layers": 1, "hidden_size": 32}, seed=1)
+
+
 @pytest.fixture(scope="module")
 def policy() -> CausalPolicy:
-    return load_policy(tiny="qwen3", tiny_config={"num_hidden_layers": 1, "hidden_size": 32}, seed=1)
+    return make_policy()
 
 
 def sampler(policy: CausalPolicy, *, num_samples: int = 3, seed: int = 0, temperature: float = 1.0) -> EngineSampler:
@@ -186,21 +193,23 @@ def test_a_stopped_evaluation_goes_on_to_the_same_bytes(tmp_path: Path, policy: 
     assert (part / RESULT).read_bytes() == (whole / RESULT).read_bytes()
 
 
+def die_at(call: int, part: str) -> None:
+    """Run by a process of its own: it kills itself when it is asked for the so-manieth time whether to stop."""
+    count = itertools.count(1)
+
+    def kill() -> None:
+        if next(count) == call:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    evaluate(sampler(make_policy()), Path(part), check_stop=kill)
+
+
 def test_a_killed_process_loses_only_unfinished_problems(tmp_path: Path, policy: CausalPolicy) -> None:
     whole, part = tmp_path / "whole", tmp_path / "part"
     evaluate(sampler(policy), whole)
-    killed = os.fork()
-    if not killed:
-        count = [0]
-
-        def kill() -> None:
-            count[0] += 1
-            if count[0] == 10:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        evaluate(sampler(policy), part, check_stop=kill)
-        os._exit(0)  # not reached
-    assert os.WTERMSIG(os.waitpid(killed, 0)[1]) == signal.SIGKILL
+    code = f"from tests.evals.test_frame import die_at; die_at(10, {str(part)!r})"
+    killed = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], timeout=300)
+    assert killed.returncode == -signal.SIGKILL
     kept = [line for line in (part / SAMPLES).read_text().splitlines() if '"id"' in line]
     assert 0 < len(kept) < 6
     asked: list[str] = []

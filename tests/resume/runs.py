@@ -25,7 +25,10 @@ tiny = "qwen3_moe"
 tiny_config = { hidden_size = 16, num_hidden_layers = 1, intermediate_size = 16, num_attention_heads = 2, \
 num_key_value_heads = 1, head_dim = 16, moe_intermediate_size = 8, num_experts = 4 }
 """
+#: Of this seed both models move outward in both steps, so that the bounds are calibrated within them.
 REST = """
+[run]
+seed = 1
 [data]
 path = "{data}"
 [data.eval]
@@ -43,6 +46,7 @@ calibration_steps = 2
 kl_coefficient = 0.01
 [train]
 num_steps = 2
+warmup_steps = 0
 num_mini_batches = 2
 learning_rate = 1e-2
 groups_without_signal = "refill"

@@ -6,10 +6,11 @@ import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import tyro
 
+from gspo.cli.eval_arguments import Eval, EvalCompare
 from gspo.errors import ConfigError, InputError
 
 _DESCRIPTION = """Reinforcement-learning post-training of language models at the level of whole answers (GSPO).
@@ -21,6 +22,7 @@ Exit status: 0 done, 1 the run went wrong, 2 the input is wrong, 3 stopped by SI
 (continue with gspo train --resume), 130 interrupted at once."""
 
 _NEW_RUN = "(default: a new one under runs/)"
+_OF_STUDY = "(default: runs/studies/NAME)"
 _IN_FIRST_RUN = "(default: report.html in the first run directory)"
 
 
@@ -60,11 +62,7 @@ class Train:
             return train(self.recipe, self.run_dir, overrides, command)
         if self.resume is None:
             raise InputError("gspo train needs RECIPE.toml, or --resume RUN_DIR to continue a run")
-        if self.recipe is not None or self.run_dir is not None or overrides:
-            raise InputError(
-                "--resume continues a run with its own recipe in its own directory: leave out the recipe, --run-dir "
-                "and every key; to train on with other settings, start a new run from the checkpoint (model.path)"
-            )
+        _refuse_with_resume(self.recipe, self.run_dir, overrides)
         return resume(self.resume, command)
 
 
@@ -75,41 +73,38 @@ class Sft:
     Every key of the recipe can be overridden, for example:
 
     gspo sft recipe.toml --sft.num_steps 100
+
+    One that was stopped, or died, goes on with:
+
+    gspo sft --resume runs/demo
     """
 
-    recipe: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RECIPE.toml")]
+    recipe: Annotated[
+        tyro.conf.Positional[Path | None], tyro.conf.arg(metavar="RECIPE.toml", help_behavior_hint="")
+    ] = None
     """TOML file with [model] and [sft]"""
     run_dir: Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint=_NEW_RUN)] = None
     """directory for events, checkpoints and the summary"""
+    resume: Annotated[Path | None, tyro.conf.arg(metavar="RUN_DIR", help_behavior_hint="")] = None
+    """continue this run, with its own recipe, from its newest good checkpoint"""
 
     def run(self, overrides: Sequence[str], command: Sequence[str]) -> int:
-        from gspo.cli.commands import sft
+        from gspo.cli.commands import resume, sft
 
+        if self.resume is not None:
+            _refuse_with_resume(self.recipe, self.run_dir, overrides)
+            return resume(self.resume, command)
+        if self.recipe is None:
+            raise InputError("gspo sft needs RECIPE.toml, or --resume RUN_DIR to continue a run")
         return sft(self.recipe, self.run_dir, overrides, command)
 
 
-@dataclass(frozen=True)
-class Eval:
-    """Evaluate a model on the recipe's held-out prompts: pass@1, pass@k and a confidence interval.
-
-    Every key of the recipe can be overridden, for example:
-
-    gspo eval recipe.toml --model runs/demo/checkpoints/step-60 --eval.num_samples 16
-    """
-
-    recipe: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RECIPE.toml")]
-    """TOML file with [model], [data], [reward] and [eval]"""
-    model: Annotated[str | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: the recipe's)")] = None
-    """model directory or hub name, e.g. a checkpoint"""
-    run_dir: Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="")] = None
-    """write the result to evaluation.json in this directory"""
-    output: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
-    """write the result to this JSON file instead"""
-
-    def run(self, overrides: Sequence[str], command: Sequence[str]) -> int:
-        from gspo.cli.commands import evaluate
-
-        return evaluate(self.recipe, self.model, self.run_dir, self.output, overrides)
+def _refuse_with_resume(recipe: Path | None, run_dir: Path | None, overrides: Sequence[str]) -> None:
+    if recipe is not None or run_dir is not None or overrides:
+        raise InputError(
+            "--resume continues a run with its own recipe in its own directory: leave out the recipe, --run-dir "
+            "and every key; to train on with other settings, start a new run from the checkpoint (model.path)"
+        )
 
 
 @dataclass(frozen=True)
@@ -235,6 +230,50 @@ class Grade:
         )
 
 
+@dataclass(frozen=True)
+class Study:
+    """Run the paper's claims as judged experiments (docs/studies/), and write the page of each.
+
+    gspo study list
+
+    gspo study run clip-fraction --quick
+
+    gspo study report stability --results docs/studies/stability/results.json
+
+    Runs that are finished are kept; one that was broken off is made again.
+    """
+
+    action: tyro.conf.Positional[Literal["list", "run", "report"]]
+    """list the studies; run one and write its page; or write the page from the runs or numbers that are there"""
+    name: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
+    """name of a study, or a TOML file of your own"""
+    quick: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """the short version, a smoke test without a verdict"""
+    explore: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """run: the runs of [exploration], which never enter the verdict"""
+    jobs: int = 2
+    """run: processes at a time, one thread each"""
+    dir: Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint=_OF_STUDY)] = None
+    """directory of the study's runs"""
+    results: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
+    """report: judge these numbers instead of runs"""
+    publish: Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: --dir)")] = None
+    """report: write NAME.md, its figures and results.json here"""
+
+    def run(self, overrides: Sequence[str], command: Sequence[str]) -> int:
+        from gspo.cli import study
+
+        if self.action == "list":
+            return study.list_studies()
+        if self.name is None:
+            raise InputError(f"gspo study {self.action} needs the NAME of a study; gspo study list shows them")
+        if self.action == "run":
+            if self.results is not None or self.publish is not None:
+                raise InputError("--results and --publish belong to gspo study report; run it afterwards")
+            return study.run(self.name, self.dir, quick=self.quick, explore=self.explore, jobs=self.jobs)
+        return study.report(self.name, self.dir, quick=self.quick, results=self.results, publish=self.publish)
+
+
 _COMMANDS: dict[str, type] = {
     "train": Train,
     "sft": Sft,
@@ -245,12 +284,14 @@ _COMMANDS: dict[str, type] = {
     "grade": Grade,
     "doctor": Doctor,
     "verify-resume": VerifyResume,
+    "study": Study,
+    "eval-compare": EvalCompare,
 }
 _WITH_RECIPE = (Train, Sft, Eval, Check, VerifyResume)
 
 
 def parse(words: Sequence[str]) -> tuple[CommandLine, list[str]]:
-    """The command of a line and its recipe overrides.
+    """The command of a line and its recipe overrides; ``eval compare`` is one command.
 
     Raises:
         SystemExit: after ``--help``, ``--version``, or a line that is not a command (2, explained on stderr).
@@ -263,6 +304,8 @@ def parse(words: Sequence[str]) -> tuple[CommandLine, list[str]]:
         raise SystemExit(0)
     if words and not words[0].startswith("-") and words[0] not in _COMMANDS:
         raise InputError(_unknown_command(words[0]))
+    if list(words[:2]) == ["eval", "compare"]:
+        words = ["eval-compare", *words[2:]]
     kind = _COMMANDS.get(words[0]) if words else None
     own, overrides = split_overrides(words, kind)
     if overrides and kind not in _WITH_RECIPE:
@@ -307,6 +350,7 @@ def split_overrides(words: Sequence[str], kind: type | None) -> tuple[list[str],
 
 def _refuse_misspelt(name: str, flags: set[str]) -> None:
     """An option without a dot that is nearly one of the command's flags is a slip, not a key."""
-    near = difflib.get_close_matches(name.replace("-", "_"), flags - {"recipe", "runs", "files"}, n=1, cutoff=0.75)
+    named = flags - {"recipe", "runs", "files", "evaluations"}
+    near = difflib.get_close_matches(name.replace("-", "_"), named, n=1, cutoff=0.75)
     if "." not in name and near:
         raise ConfigError(f"there is no option --{name}; did you mean --{near[0].replace('_', '-')}?")

@@ -11,6 +11,7 @@ from typing import Any
 from gspo.config import Recipe, check_recipe, load_recipe
 from gspo.config.findings import Command
 from gspo.errors import InputError
+from gspo.events.files import plain
 
 
 def train(path: Path, run_dir: Path | None, overrides: Sequence[str], command: Sequence[str]) -> int:
@@ -22,7 +23,7 @@ def train(path: Path, run_dir: Path | None, overrides: Sequence[str], command: S
 
 
 def resume(run_dir: Path, command: Sequence[str]) -> int:
-    """``gspo train --resume``: as :func:`train`."""
+    """``gspo train --resume`` and ``gspo sft --resume``: as the command that the run was started with."""
     from gspo import launch
 
     return _to_the_end(lambda: launch.resume(run_dir, command=command))
@@ -30,8 +31,9 @@ def resume(run_dir: Path, command: Sequence[str]) -> int:
 
 def _to_the_end(run: Callable[[], dict[str, Any]]) -> int:
     summary = run()
-    _write_report(Path(summary["run_dir"]))
-    print(json.dumps(summary))
+    if "run_dir" in summary:  # a cold start alone has no page
+        _write_report(Path(summary["run_dir"]))
+    print(json.dumps(plain(summary, "summary", {})))
     return 0
 
 
@@ -54,24 +56,20 @@ def sft(path: Path, run_dir: Path | None, overrides: Sequence[str], command: Seq
     return 0
 
 
-def evaluate(path: Path, model: str | None, run_dir: Path | None, output: Path | None, overrides: Sequence[str]) -> int:
-    """``gspo eval``: prints the result as one JSON line."""
-    if run_dir is not None and output is not None:
-        raise InputError("--run-dir and --output both say where the result goes; keep one of the two")
-    recipe = checked_recipe(path, overrides, "eval")
-    from gspo import launch
-
-    target = run_dir / "evaluation.json" if run_dir is not None else output
-    result = launch.evaluate(recipe, model=model, output=target)
-    print(json.dumps(result))
-    return 0
-
-
 def report(runs: Sequence[Path], output: Path | None) -> int:
     """``gspo report``: prints the path of the page."""
     if not runs:
         raise InputError("gspo report needs at least one run directory")
+    from gspo.report.evaluation import is_evaluation, write_evaluation_page
     from gspo.report.html import write_report
+
+    kinds = {is_evaluation(path) for path in runs}
+    if kinds == {True}:
+        first = runs[0] if runs[0].is_dir() else runs[0].parent
+        print(write_evaluation_page(list(runs), output or first / "report.html"))
+        return 0
+    if len(kinds) > 1:
+        raise InputError("these are runs and evaluations; a page is of one kind, write two")
 
     print(write_report(list(runs), output or runs[0] / "report.html"))
     return 0
@@ -88,7 +86,7 @@ def conformance(files: Sequence[Path]) -> int:
 
 def checked_recipe(path: Path, overrides: Sequence[str], command: Command) -> Recipe:
     """Loads a recipe; its warnings go to stderr."""
-    recipe = load_recipe(path, overrides, command)
+    recipe = load_recipe(path, overrides, command, inspect=True)
     for finding in check_recipe(recipe, command):
         print(f"warning: {finding.sentence}", file=sys.stderr)
     return recipe
