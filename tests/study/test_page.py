@@ -71,6 +71,16 @@ def test_points_are_means_over_seeds_at_the_levels(found):
     assert all(low < y < high for (_, y), (low, high) in zip(first.points, first.bars, strict=True))
 
 
+def test_a_measure_on_the_x_axis_joins_the_levels_of_an_arm(found):
+    [figure] = [figure for figure in study().figures if figure.id == "points"]
+    lines = draw(study(), found, figure.model_copy(update={"x": "score", "log_x": False}), {}).lines
+    assert [line.label for line in lines] == ["arm A", "arm B"]
+    # Arm A has 2 * sqrt(1) and 2 * sqrt(4), each plus the mean of 0 ... 0.05 over seeds; x and y are the same here.
+    assert [point for line in lines for point in line.points] == [
+        (pytest.approx(y), pytest.approx(y)) for y in (2.025, 4.025, 1.025, 2.025)
+    ]
+
+
 def test_excluded_seeds_are_not_drawn(found):
     one = study()
     strip = next(figure for figure in one.figures if figure.id == "strip")

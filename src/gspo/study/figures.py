@@ -60,8 +60,14 @@ _Groups = dict[str, list[RunResult]]
 
 
 def _grouped(study: Study, figure: Figure, runs: Sequence[RunResult]) -> _Groups:
-    """One group per arm and per level of the axes that are neither x nor fixed by ``where``."""
-    return by_label(study, runs, hidden={figure.x or "", *figure.where})
+    """One group per arm and per level of the axes that are neither x nor fixed by ``where``.
+
+    One per arm where x is a measure, along which the levels lie, and where there would be more lines than colours.
+    """
+    axes = {axis.name for axis in study.axes}
+    groups = by_label(study, runs, hidden={figure.x or "", *figure.where})
+    along = figure.kind == "points" and figure.x not in axes
+    return by_label(study, runs, hidden=axes) if along or len(groups) > len(COLOURS) else groups
 
 
 def by_label(study: Study, runs: Sequence[RunResult], hidden: Container[str] = ()) -> dict[str, list[RunResult]]:
