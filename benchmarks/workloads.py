@@ -66,9 +66,7 @@ WORKLOADS: dict[str, Workload] = {
         Workload("w2", "mixture, 16 x 8 x 64", 16, 8, 8, (64,), 4, "qwen3_moe", MOE, rollout=True),
         Workload("w3", "SmolLM2-135M, 4 x 8 x 48", 4, 8, 60, (48,), 4, None, {}, SMOLLM2, rollout=True, rounds=3),
         Workload("w4", "vocabulary 151,936", 1, 8, 8, (1016,), tiny_config=DENSE | {"vocab_size": 151_936}, rounds=3),
-        Workload(
-            "w4-quarter", "vocabulary 37,984", 1, 8, 8, (1016,), tiny_config=DENSE | {"vocab_size": 37_984}, rounds=3
-        ),
+        Workload("w4q", "vocabulary 37,984", 1, 8, 8, (1016,), tiny_config=DENSE | {"vocab_size": 37_984}, rounds=3),
         Workload("w5", "shared prompt of 768", 1, 16, 768, (64,)),
         Workload("w6", "lengths 8 to 512", 16, 4, 8, _uneven(64, 8, 512), versus="lengths"),
         Workload("w7", "half without signal, 30 % clipped", 16, 8, 8, (64,), 4, versus="skipping"),
