@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from gspo.policy.native import Native
 from gspo.policy.packed_attention import PackedPlan, attend, attend_backward
+from gspo.policy.products import product
 
 #: Rows of a gated MLP that are computed at a time: what passes between its products is never larger than that.
 BLOCK_ROWS = 1024
@@ -70,7 +71,7 @@ class AttentionHalf(torch.autograd.Function):
         sizes = [len(weight) for weight in weights[:3] if weight is not None]
         raw = x.new_empty(len(x), sum(sizes))
         for part, weight, bias in zip(raw.split(sizes, dim=1), weights[:3], biases[:3], strict=True):
-            _product(x, weight, bias, part)
+            product(x, weight.t(), out=part, base=bias)  # type: ignore[union-attr]
         query, key, value = _heads(raw, sizes, setting.head_size)
         turned, inverses = [], []
         for heads, norm, eps in zip((query, key), norms, (setting.query_eps, setting.key_eps), strict=True):
@@ -80,7 +81,7 @@ class AttentionHalf(torch.autograd.Function):
             turned.append(out)
             inverses.append(inverse)
         out, lse = attend(setting.plan, turned[0], turned[1], value, setting.scale, setting.window)
-        result = torch.addmm(skip, out.flatten(1), weights[3].t())  # type: ignore[union-attr]
+        result = product(out.flatten(1), weights[3].t(), base=skip)  # type: ignore[union-attr]
         if biases[3] is not None:
             result += biases[3]
         kept = (None, None) if norms[0] is None else turned
@@ -98,7 +99,7 @@ class AttentionHalf(torch.autograd.Function):
         inputs = (before[0] if query is None else query, before[1] if key is None else key, before[2])
         grad_raw = torch.empty_like(raw)
         into = _heads(grad_raw, ctx.sizes, setting.head_size)
-        upstream = torch.mm(grad, weights[3]).view(out.shape)
+        upstream = product(grad, weights[3]).view(out.shape)
         attend_backward(setting.plan, upstream, inputs, out, lse, setting.scale, setting.window, into)
         grad_norms = [
             setting.native.norm_rotate_backward(heads, source, norm, inverse, *setting.tables, heads)
@@ -107,11 +108,12 @@ class AttentionHalf(torch.autograd.Function):
             )
         ]
         parts = grad_raw.split(ctx.sizes, dim=1)
-        grad_x = torch.mm(parts[0], weights[0])
-        grad_x.addmm_(parts[1], weights[1]).addmm_(parts[2], weights[2])
+        grad_x = product(parts[0], weights[0])
+        for part, weight in zip(parts[1:], weights[1:3], strict=True):
+            product(part, weight, out=grad_x, base=grad_x)
         need = ctx.needs_input_grad[3:]
         sources = [(part, x) for part in parts] + [(grad, out.flatten(1))]
-        grad_weights = [torch.mm(g.t(), s) if n else None for (g, s), n in zip(sources, need[:4], strict=True)]
+        grad_weights = [product(g.t(), s) if n else None for (g, s), n in zip(sources, need[:4], strict=True)]
         grad_biases = [g.sum(0) if n else None for (g, _), n in zip(sources, need[4:8], strict=True)]
         return grad_x, grads[0], None, *grad_weights, *grad_biases, *grad_norms
 
@@ -128,10 +130,10 @@ class GatedHalf(torch.autograd.Function):
         for rows in blocks:
             gates, ups = projected[rows].chunk(2, dim=1)
             activated = room[: len(gates)]
-            torch.mm(x[rows], gate.t(), out=gates)
-            torch.mm(x[rows], up.t(), out=ups)
+            product(x[rows], gate.t(), out=gates)
+            product(x[rows], up.t(), out=ups)
             native.swiglu(gates, ups, activated)
-            torch.addmm(skip[rows], activated, down.t(), out=result[rows])
+            product(activated, down.t(), out=result[rows], base=skip[rows])
         ctx.save_for_backward(x, projected, gate, up, down)
         ctx.native, ctx.blocks = native, blocks
         return result
@@ -149,15 +151,15 @@ class GatedHalf(torch.autograd.Function):
         room = [x.new_empty(most, width) for width in (size, size, 2 * size)]
         for rows in ctx.blocks:
             grad_activated, activated, grad_projected = (buffer[: rows.stop - rows.start] for buffer in room)
-            torch.mm(grad[rows], down, out=grad_activated)
+            product(grad[rows], down, out=grad_activated)
             sides, grad_sides = projected[rows].chunk(2, dim=1), grad_projected.chunk(2, dim=1)
             ctx.native.swiglu_backward(grad_activated, *sides, *grad_sides, activated)
-            torch.mm(grad_sides[0], gate, out=grad_x[rows])
-            grad_x[rows].addmm_(grad_sides[1], up)
+            product(grad_sides[0], gate, out=grad_x[rows])
+            product(grad_sides[1], up, out=grad_x[rows], base=grad_x[rows])
             sources = ((grad_sides[0], x[rows]), (grad_sides[1], x[rows]), (grad[rows], activated))
             for into, (left, right) in zip(grad_weights, sources, strict=True):
                 if into is not None:
-                    torch.addmm(into, left.t(), right, beta=int(rows.start > 0), out=into)
+                    product(left.t(), right, out=into, base=into if rows.start else None)
         return grad_x, grads[0], *grad_weights, None
 
 
@@ -177,14 +179,6 @@ def is_heard(module: nn.Module) -> bool:
     """Whether a call of the module would run anything but its forward."""
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     return any(getattr(module, name) for name in hooks)
-
-
-def _product(x: Tensor, weight: Tensor | None, bias: Tensor | None, out: Tensor) -> None:
-    assert weight is not None
-    if bias is None:
-        torch.mm(x, weight.t(), out=out)
-    else:
-        torch.addmm(bias, x, weight.t(), out=out)
 
 
 def _heads(projected: Tensor, sizes: Sequence[int], head_size: int) -> tuple[Tensor, Tensor, Tensor]:

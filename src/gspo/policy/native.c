@@ -6,6 +6,7 @@
    depend on timing. */
 
 #include "attention.h"
+#include "experts.h"
 #include "projection.h"
 #include "update.h"
 
@@ -97,15 +98,11 @@ void norm_rotate_backward(
     }
 }
 
-/* y = silu(gate) * up, with silu(g) = g / (1 + e^-g). */
+/* y = silu(gate) * up. */
 void swiglu(const REAL *gate, const REAL *up, int64_t stride, int64_t rows, int64_t size, REAL *y) {
 #pragma omp parallel for schedule(static) if (rows * size > PARALLEL_FROM)
-    for (int64_t i = 0; i < rows; i++) {
-        const REAL *g = gate + i * stride, *u = up + i * stride;
-        REAL *to = y + i * size;
-#pragma omp simd
-        for (int64_t j = 0; j < size; j++) to[j] = g[j] / ((REAL)1 + exponential(-g[j])) * u[j];
-    }
+    for (int64_t i = 0; i < rows; i++)
+        gated(gate + i * stride, up + i * stride, size, y + i * size);
 }
 
 /* grad_gate and grad_up have the strides of gate and up; `activated` is computed again unless it is NULL. */
@@ -123,50 +120,7 @@ void swiglu_backward(
             to_up[j] = d[j] * (g[j] * sigmoid);
             to_gate[j] = d[j] * u[j] * slope;
         }
-        if (activated) {
-            REAL *to = activated + i * size;
-#pragma omp simd
-            for (int64_t j = 0; j < size; j++) to[j] = g[j] / ((REAL)1 + exponential(-g[j])) * u[j];
-        }
-    }
-}
-
-/* out[i] = x[rows[i]], rows of `size`. */
-void take_rows(const REAL *x, const int64_t *rows, int64_t count, int64_t size, REAL *out) {
-#pragma omp parallel for schedule(static) if (count * size > PARALLEL_FROM)
-    for (int64_t i = 0; i < count; i++) memcpy(out + i * size, x + rows[i] * size, sizeof(REAL) * (size_t)size);
-}
-
-/* One expert's share of a mixture: out[rows[i]] += gates[i] * y[i], rows of `size`, all different; gates NULL: 1. */
-void add_rows(const REAL *y, const int64_t *rows, const REAL *gates, int64_t count, int64_t size, REAL *out) {
-#pragma omp parallel for schedule(static) if (count * size > PARALLEL_FROM)
-    for (int64_t i = 0; i < count; i++) {
-        const REAL *from = y + i * size, gate = gates ? gates[i] : (REAL)1;
-        REAL *to = out + rows[i] * size;
-#pragma omp simd
-        for (int64_t j = 0; j < size; j++) to[j] += gate * from[j];
-    }
-}
-
-/* Backward of gate * (silu(a) * b) for rows [a | b] of 2 * size, given the gradient by the activation BEFORE the gate:
-   the gated activation, the gradient of the rows, and that of the gates. */
-void expert_backward(
-    const REAL *grad, const REAL *projected, const REAL *gates, int64_t rows, int64_t size, REAL *activated,
-    REAL *grad_projected, REAL *grad_gates) {
-#pragma omp parallel for schedule(static) if (rows * size > PARALLEL_FROM)
-    for (int64_t i = 0; i < rows; i++) {
-        const REAL *d = grad + i * size, *a = projected + 2 * i * size, *b = a + size, gate = gates[i];
-        REAL *to_a = grad_projected + 2 * i * size, *to_b = to_a + size, *to = activated + i * size, dot = 0;
-#pragma omp simd reduction(+ : dot)
-        for (int64_t j = 0; j < size; j++) {
-            const REAL sigmoid = (REAL)1 / ((REAL)1 + exponential(-a[j])), silu = a[j] * sigmoid;
-            const REAL slope = sigmoid * ((REAL)1 + a[j] * ((REAL)1 - sigmoid)), given = gate * d[j];
-            dot += d[j] * (silu * b[j]);
-            to[j] = gate * (silu * b[j]);
-            to_b[j] = given * silu;
-            to_a[j] = given * b[j] * slope;
-        }
-        grad_gates[i] = dot;
+        if (activated) gated(g, u, size, activated + i * size);
     }
 }
 

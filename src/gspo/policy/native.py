@@ -25,7 +25,8 @@ from torch import Tensor
 SOURCE = Path(__file__).with_name("native.c")
 #: Numbers that one partial sum of ``squares`` covers, as in update.h.
 STRETCH = 16384
-#: Contraction to fused multiply-adds is on; nothing else departs from IEEE arithmetic.
+#: Contraction to fused multiply-adds is on; what tiles do besides is said in tiles.h. Nothing else departs from IEEE
+#: arithmetic.
 FLAGS = ("-O3", "-march=native", "-fPIC", "-shared", "-fopenmp", "-fno-math-errno", "-fno-trapping-math")
 COMPILE_TIMEOUT_S = 60
 
@@ -71,10 +72,27 @@ def keep_freed_memory() -> bool:
     return bool(mallopt(mmap_max, 0) and mallopt(trim_threshold, 2**31 - 1))
 
 
+@functools.cache
+def has_tiles() -> bool:
+    """Whether this process may use tile registers for bfloat16 (AMX), which it asks the system for.
+
+    ``GSPO_TILES=0`` leaves them alone, for comparisons.
+    """
+    if os.environ.get("GSPO_TILES") == "0" or platform.system() != "Linux" or "amx_bf16" not in _processor().split():
+        return False
+    arch_prctl, request_permission, tile_data = 158, 0x1023, 18  # arch_prctl(2), documented in the kernel's xstate.rst
+    try:
+        return int(ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data)) == 0
+    except (OSError, AttributeError):
+        return False
+
+
 def _compiled(compiler: str, source: Path, dtype: torch.dtype) -> Path:
     """Path of the library for this source, compiler and processor."""
     is_double = dtype == torch.float64
-    command = [compiler, *FLAGS, f"-DREAL={'double' if is_double else 'float'}", f"-DIS_DOUBLE={int(is_double)}"]
+    tiles = has_tiles() and not is_double
+    defines = {"REAL": "double" if is_double else "float", "IS_DOUBLE": int(is_double), "HAS_TILES": int(tiles)}
+    command = [compiler, *FLAGS, *(f"-D{name}={value}" for name, value in defines.items())]
     folders = sorted({source.parent, SOURCE.parent})
     texts = [file.read_text() for file in (source, *(h for folder in folders for h in sorted(folder.glob("*.h"))))]
     identity = "\0".join([*texts, *command, torch.__version__, _processor()])
@@ -105,6 +123,15 @@ def _processor() -> str:
 
 
 @dataclass(frozen=True, eq=False)
+class Pairs:
+    """The choices of n tokens, K each, sorted by expert and in it by token; see experts.h."""
+
+    starts: Tensor  # (E + 1,): the first place of each expert's pairs
+    order: Tensor  # (n K,): the pair, token * K + choice, at each place
+    places: Tensor  # (n, K): of each token's pairs, ascending
+
+
+@dataclass(frozen=True, eq=False)
 class Native:
     """The functions of ``native.c`` on contiguous CPU tensors of one dtype."""
 
@@ -115,6 +142,20 @@ class Native:
     def lanes(self) -> int:
         """What the size of a head must be a multiple of for ``attend``."""
         return int(self.library.block_lanes())
+
+    @property
+    def has_tiles(self) -> bool:
+        """Whether ``multiply`` runs on tile registers."""
+        return self.real is ctypes.c_float and has_tiles()
+
+    def multiply(self, a: Tensor, b: Tensor, base: Tensor | None, out: Tensor) -> None:
+        """out (n, m) = base (n, m) or (m,), or 0, plus a (n, k) b (k, m); of each factor's strides one is 1."""
+        self.library.multiply(
+            _at(a), *map(_int, a.stride()), _at(b), *map(_int, b.stride()),
+            *map(_int, (len(a), b.shape[1], len(b))),
+            _at(base), _int(base.stride(0) if base is not None and base.dim() == 2 else 0),
+            _at(out), _int(out.stride(0)),
+        )  # fmt: skip
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor, inverse: Tensor | None) -> None:
         """(..., H) -> out (..., H); inverse (...) receives 1 / sqrt(mean(x^2) + eps)."""
@@ -184,24 +225,41 @@ class Native:
             *map(_at, (grad, gate, up)), *map(_int, (gate.stride(0), rows, size)), *map(_at, (grad_gate, grad_up, out))
         )
 
-    def take_rows(self, x: Tensor, rows: Tensor, out: Tensor) -> None:
-        """out (m, H) = x[rows]."""
-        self.library.take_rows(*map(_at, (x, rows)), *map(_int, out.shape), _at(out))
-
-    def add_rows(self, y: Tensor, rows: Tensor, gates: Tensor | None, out: Tensor) -> None:
-        """out[rows] (m, H) += gates (m,), or 1, times y (m, H); the rows are all different."""
-        self.library.add_rows(*map(_at, (y, rows, gates)), *map(_int, y.shape), _at(out))
-
-    def expert_backward(
-        self, grad: Tensor, projected: Tensor, gates: Tensor, out: Tensor, grad_projected: Tensor, grad_gates: Tensor
+    def mix_experts(
+        self,
+        pairs: Pairs,
+        hidden: Tensor,
+        gates: Tensor,
+        weights: tuple[Tensor, Tensor],
+        skip: Tensor | None,
+        projected: Tensor,
+        out: Tensor,
     ) -> None:
-        """Of gates (m,) times the activation of projected (m, 2 I), from the gradient (m, I) of the activation times 1.
+        """out (n, H) = skip, or 0, plus the gated outputs of experts; projected (n K, 2 I) is for the backward pass."""
+        self.library.mix_experts(
+            *_pairs(pairs, weights), *map(_at, (hidden, gates, *weights, skip, projected, out)),
+        )  # fmt: skip
 
-        out (m, I): the activation times its gates.
-        """
-        self.library.expert_backward(
-            *map(_at, (grad, projected, gates)), *map(_int, grad.shape), *map(_at, (out, grad_projected, grad_gates))
+    def mix_experts_backward(
+        self,
+        pairs: Pairs,
+        grad: Tensor,
+        inputs: tuple[Tensor, Tensor, Tensor],
+        weights: tuple[Tensor, Tensor],
+        grads: tuple[Tensor, Tensor, Tensor, Tensor],
+    ) -> None:
+        """inputs: hidden, projected, gates. Writes the gradients of hidden, gates and both weights."""
+        self.library.mix_experts_backward(*_pairs(pairs, weights), *map(_at, (grad, *inputs, *weights, *grads)))
+
+    def place_pairs(self, ids: Tensor, num_experts: int) -> Pairs:
+        """Of ids (n, K): each a number of an expert, or IndexError."""
+        pairs = Pairs(ids.new_empty(num_experts + 1), ids.new_empty(ids.numel()), torch.empty_like(ids))
+        found = self.library.place_pairs(
+            _at(ids), *map(_int, (*ids.shape, num_experts)), *map(_at, (pairs.starts, pairs.order, pairs.places))
         )
+        if not found:
+            raise IndexError(f"a token chooses an expert that is not one of {num_experts}")
+        return pairs
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, sequences: Tensor, scale: float, out: Tensor, lse: Tensor
@@ -261,6 +319,12 @@ class Native:
 def _partial(weight: Tensor) -> Tensor:
     """One row of sums per thread."""
     return weight.new_zeros(torch.get_num_threads(), len(weight))
+
+
+def _pairs(pairs: Pairs, weights: tuple[Tensor, Tensor]) -> list[Any]:
+    """What both directions of a mixture begin with."""
+    sizes, (_, size, inner) = (*pairs.places.shape, len(pairs.starts) - 1), weights[1].shape
+    return [*map(_int, sizes), *map(_at, (pairs.starts, pairs.order, pairs.places)), _int(size), _int(inner)]
 
 
 def _heads(*tensors: Tensor) -> list[Any]:

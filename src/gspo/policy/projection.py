@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from gspo.errors import ModelError
 from gspo.policy.native import native_for
+from gspo.policy.products import product
 
 #: Bytes that the logits of one chunk may take. The first chunk is kept for the backward pass and the others are
 #: computed again: with few rows the product with a large vocabulary is a quarter of an update.
@@ -134,9 +135,9 @@ class SelectedLogprobs(torch.autograd.Function):
             x = _logits(states, wide, bias, head.scale, head.softcap) if start or kept is None else kept
             dx = _logit_gradient(x, targets[rows], lse[rows], grads[0][rows], head, ctx.temperature)
             if d_hidden is not None:
-                d_hidden[rows] = dx @ wide
+                d_hidden[rows] = product(dx, wide)
             if d_weight is not None:
-                torch.addmm(d_weight, dx.t(), states, beta=int(start > 0), out=d_weight)
+                product(dx.t(), states, out=d_weight, base=d_weight if start else None)
             if d_bias is not None:
                 d_bias += dx.sum(0)
         d_weight = None if d_weight is None else d_weight.to(weight.dtype)
@@ -183,7 +184,7 @@ def _wide(weight: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _logits(hidden: Tensor, wide: Tensor, bias: Tensor | None, scale: float, softcap: float | None) -> Tensor:
-    x = nn.functional.linear(hidden.to(wide.dtype), wide, None if bias is None else bias.to(wide.dtype))
+    x = product(hidden.to(wide.dtype), wide.t(), base=None if bias is None else bias.to(wide.dtype))
     if scale != 1.0:
         x = x.mul_(scale)
     return x if softcap is None else x.div_(softcap).tanh_().mul_(softcap)

@@ -1,4 +1,4 @@
-/* Arithmetic of one number type: REAL is float or double, IS_DOUBLE says which. */
+/* Arithmetic of one number type, and where its matrices are: REAL is float or double, IS_DOUBLE says which. */
 
 #ifndef GSPO_REAL_H
 #define GSPO_REAL_H
@@ -21,6 +21,13 @@ static inline int omp_get_max_threads(void) { return 1; }
 #else
 #define LOWEST ((REAL)-87.0)
 #endif
+
+/* Where numbers of a factor are: line i (a row of the left factor, a column of the right one) at depth k is
+   from[i * line + k * depth], and one of the two distances is 1. */
+typedef struct {
+    const REAL *from;
+    int64_t line, depth;
+} Factor;
 
 /* e^x = 2^n e^r with |r| <= ln(2) / 2 and e^r from its Taylor series, exact to the last digit or two. */
 static inline REAL exponential(REAL x) {
@@ -54,6 +61,12 @@ static inline REAL exponential(REAL x) {
     union { int32_t bits; float value; } power = {((int32_t)n + 127) << 23};
 #endif
     return series * power.value;
+}
+
+/* to = silu(gate) * up, with silu(g) = g / (1 + e^-g). */
+static inline void gated(const REAL *gate, const REAL *up, int64_t size, REAL *to) {
+#pragma omp simd
+    for (int64_t j = 0; j < size; j++) to[j] = gate[j] / ((REAL)1 + exponential(-gate[j])) * up[j];
 }
 
 static inline REAL square_root(REAL x) { return IS_DOUBLE ? (REAL)sqrt((double)x) : (REAL)sqrtf((float)x); }

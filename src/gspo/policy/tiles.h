@@ -1,0 +1,213 @@
+/* Products of float32 matrices on the tile registers of a processor that multiplies bfloat16 in them (AMX).
+
+   A float is the sum of three bfloat16 parts, each the nearest to what the ones before it leave: 8 + 8 + 8 bits, so
+   nothing is lost. Of the nine products of parts the six that reach 2^-24 of the whole are computed, summed in float32.
+   The result is as close to the exact one as a chain of fused multiply-adds (docs/decisions/0122), at several times its
+   rate. Exceptions: numbers below 2^-126 count as 0, and a number that is not finite gives nan.
+
+   A tile is 16 rows of 64 bytes. The left factor's has 16 of its rows with 32 numbers of the depth each; the right
+   factor's has 16 pairs of numbers of the depth, each for 16 of its columns. Parts of a tile follow each other.
+   Every sum runs over the depth in its order, whatever the other rows, the blocks and the threads are.
+   Source of sums of bfloat16 parts in place of float32: arXiv 1904.06376. */
+
+#ifndef GSPO_TILES_H
+#define GSPO_TILES_H
+
+#include "real.h"
+
+#include <immintrin.h>
+#include <string.h>
+
+#define PARTS 3
+#define TILE_LINES 16
+#define TILE_DEPTH 32
+#define TILE_NUMBERS (TILE_LINES * TILE_DEPTH)
+#define TILE_SIZE (PARTS * TILE_NUMBERS) /* numbers of a tile with its parts */
+
+typedef uint16_t Part;
+
+INLINE __mmask16 first_lanes(int64_t count) { return count >= 16 ? 0xffff : count <= 0 ? 0 : (1u << count) - 1; }
+
+INLINE __m512 widen(__m256i parts) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(parts), 16));
+}
+
+/* Parts of 32 numbers side by side. */
+INLINE void split_line(__m512 low, __m512 high, Part *to) {
+#pragma GCC unroll 3
+    for (int part = 0; part < PARTS; part++) {
+        const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(high, low);
+        _mm512_store_si512(to + part * TILE_NUMBERS, both);
+        low = _mm512_sub_ps(low, widen(_mm512_castsi512_si256(both)));
+        high = _mm512_sub_ps(high, widen(_mm512_extracti64x4_epi64(both, 1)));
+    }
+}
+
+/* Parts of 16 pairs of numbers. */
+INLINE void split_pairs(__m512 even, __m512 odd, Part *to) {
+#pragma GCC unroll 3
+    for (int part = 0; part < PARTS; part++) {
+        const __m256i first = (__m256i)_mm512_cvtneps_pbh(even), second = (__m256i)_mm512_cvtneps_pbh(odd);
+        const __m512 above = widen(second);
+        _mm512_store_si512(
+            to + part * TILE_NUMBERS, _mm512_or_si512(_mm512_cvtepu16_epi32(first), _mm512_castps_si512(above)));
+        even = _mm512_sub_ps(even, widen(first));
+        odd = _mm512_sub_ps(odd, above);
+    }
+}
+
+INLINE void transpose_lanes(__m512 x[16]) {
+    __m512 y[16];
+#pragma GCC unroll 8
+    for (int i = 0; i < 16; i += 2) {
+        y[i] = _mm512_unpacklo_ps(x[i], x[i + 1]);
+        y[i + 1] = _mm512_unpackhi_ps(x[i], x[i + 1]);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 16; i += 4)
+#pragma GCC unroll 2
+        for (int j = 0; j < 2; j++) {
+            x[i + 2 * j] = (__m512)_mm512_unpacklo_pd((__m512d)y[i + j], (__m512d)y[i + j + 2]);
+            x[i + 2 * j + 1] = (__m512)_mm512_unpackhi_pd((__m512d)y[i + j], (__m512d)y[i + j + 2]);
+        }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        y[i] = _mm512_shuffle_f32x4(x[i], x[i + 4], 0x88);
+        y[i + 4] = _mm512_shuffle_f32x4(x[i], x[i + 4], 0xdd);
+        y[i + 8] = _mm512_shuffle_f32x4(x[i + 8], x[i + 12], 0x88);
+        y[i + 12] = _mm512_shuffle_f32x4(x[i + 8], x[i + 12], 0xdd);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        x[i] = _mm512_shuffle_f32x4(y[i], y[i + 8], 0x88);
+        x[i + 8] = _mm512_shuffle_f32x4(y[i], y[i + 8], 0xdd);
+        x[i + 4] = _mm512_shuffle_f32x4(y[i + 4], y[i + 12], 0x88);
+        x[i + 12] = _mm512_shuffle_f32x4(y[i + 4], y[i + 12], 0xdd);
+    }
+}
+
+/* 16 numbers side by side of each of up to 16 stretches `stride` apart; zeros beyond `count` and `length`. */
+INLINE void load_lines(const REAL *from, int64_t stride, int64_t count, int64_t length, __m512 x[16]) {
+    const __mmask16 lanes = first_lanes(length);
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; i++)
+        x[i] = i < count && lanes ? _mm512_maskz_loadu_ps(lanes, from + i * stride) : _mm512_setzero_ps();
+}
+
+/* A tile of the left factor: `lines` lines from `line` on, `depth` numbers from `at` on, zeros around them. */
+static void left_tile(Factor x, int64_t line, int64_t lines, int64_t at, int64_t depth, Part *to) {
+    const REAL *from = x.from + line * x.line + at * x.depth;
+    __m512 low[16], high[16];
+    if (x.depth == 1) {
+        load_lines(from, x.line, lines, depth, low);
+        load_lines(from + 16, x.line, lines, depth - 16, high);
+    } else {
+        load_lines(from, x.depth, depth, lines, low);
+        load_lines(from + 16 * x.depth, x.depth, depth - 16, lines, high);
+        transpose_lanes(low);
+        transpose_lanes(high);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; i++) split_line(low[i], high[i], to + i * TILE_DEPTH);
+}
+
+/* The same of the right factor. */
+static void right_tile(Factor x, int64_t line, int64_t lines, int64_t at, int64_t depth, Part *to) {
+    const REAL *from = x.from + line * x.line + at * x.depth;
+    for (int half = 0; half < 2; half++, at += 16, depth -= 16, to += TILE_NUMBERS / 2) {
+        __m512 numbers[16];
+        if (x.depth == 1) {
+            load_lines(from + half * 16, x.line, lines, depth, numbers);
+            transpose_lanes(numbers);
+        } else
+            load_lines(from + half * 16 * x.depth, x.depth, depth, lines, numbers);
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; i++) split_pairs(numbers[2 * i], numbers[2 * i + 1], to + i * TILE_DEPTH);
+    }
+}
+
+/* Every thread that uses tiles says so before and after. */
+INLINE void begin_tiles(void) {
+    struct {
+        uint8_t palette, start_row, reserved[14];
+        uint16_t row_bytes[16];
+        uint8_t rows[16];
+    } shapes = {.palette = 1};
+    for (int i = 0; i < 8; i++) {
+        shapes.row_bytes[i] = 64;
+        shapes.rows[i] = TILE_LINES;
+    }
+    _tile_loadconfig(&shapes);
+}
+
+INLINE void end_tiles(void) { _tile_release(); }
+
+/* c (32 or 16 rows, 32 or 16 columns) = base + left right over `steps` tiles of the depth. base NULL: 0; it may be c.
+   A second row or column of tiles follows the first one, `steps` tiles further on. */
+INLINE void four_tiles(
+    const int two_rows, const int two_columns, const Part *left, const Part *right, int64_t steps, const REAL *base,
+    int64_t base_row, REAL *c, int64_t c_row) {
+    const int64_t bytes = base_row * (int64_t)sizeof(REAL), out = c_row * (int64_t)sizeof(REAL);
+    const Part *lower = left + steps * TILE_SIZE, *beside = right + steps * TILE_SIZE;
+    if (base) {
+        _tile_loadd(0, base, bytes);
+        if (two_columns) _tile_loadd(1, base + 16, bytes);
+        if (two_rows) _tile_loadd(2, base + 16 * base_row, bytes);
+        if (two_rows && two_columns) _tile_loadd(3, base + 16 * base_row + 16, bytes);
+    } else {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+    }
+#define LEFT(part)                                               \
+    _tile_loadd(4, left + (part) * TILE_NUMBERS, 64);            \
+    if (two_rows) _tile_loadd(5, lower + (part) * TILE_NUMBERS, 64);
+#define RIGHT(part)                                              \
+    _tile_loadd(6, right + (part) * TILE_NUMBERS, 64);           \
+    if (two_columns) _tile_loadd(7, beside + (part) * TILE_NUMBERS, 64);
+#define MULTIPLY                                                 \
+    _tile_dpbf16ps(0, 4, 6);                                     \
+    if (two_columns) _tile_dpbf16ps(1, 4, 7);                    \
+    if (two_rows) _tile_dpbf16ps(2, 5, 6);                       \
+    if (two_rows && two_columns) _tile_dpbf16ps(3, 5, 7);
+    for (int64_t k = 0; k < steps; k++) { /* one of the two changes between two products */
+        LEFT(0) RIGHT(2) MULTIPLY
+        RIGHT(1) MULTIPLY
+        LEFT(1) MULTIPLY
+        RIGHT(0) MULTIPLY
+        LEFT(2) MULTIPLY
+        LEFT(0) MULTIPLY
+        left += TILE_SIZE;
+        lower += TILE_SIZE;
+        right += TILE_SIZE;
+        beside += TILE_SIZE;
+    }
+#undef LEFT
+#undef RIGHT
+#undef MULTIPLY
+    _tile_stored(0, c, out);
+    if (two_columns) _tile_stored(1, c + 16, out);
+    if (two_rows) _tile_stored(2, c + 16 * c_row, out);
+    if (two_rows && two_columns) _tile_stored(3, c + 16 * c_row + 16, out);
+}
+
+/* The same for 1 to 32 rows and columns: tiles that stick out are computed beside c. */
+static void some_tiles(
+    int64_t rows, int64_t columns, const Part *left, const Part *right, int64_t steps, const REAL *base,
+    int64_t base_row, REAL *c, int64_t c_row) {
+    if (rows == 32 && columns == 32) {
+        four_tiles(1, 1, left, right, steps, base, base_row, c, c_row);
+        return;
+    }
+    REAL room[32 * 32] __attribute__((aligned(64)));
+    if (base)
+        for (int64_t i = 0; i < rows; i++) memcpy(room + i * 32, base + i * base_row, sizeof(REAL) * (size_t)columns);
+    const REAL *from = base ? room : NULL;
+    if (rows > 16 && columns > 16) four_tiles(1, 1, left, right, steps, from, 32, room, 32);
+    else if (rows > 16) four_tiles(1, 0, left, right, steps, from, 32, room, 32);
+    else if (columns > 16) four_tiles(0, 1, left, right, steps, from, 32, room, 32);
+    else four_tiles(0, 0, left, right, steps, from, 32, room, 32);
+    for (int64_t i = 0; i < rows; i++) memcpy(c + i * c_row, room + i * 32, sizeof(REAL) * (size_t)columns);
+}
+#endif
