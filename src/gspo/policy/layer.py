@@ -19,7 +19,7 @@ from gspo.policy.packed_attention import PackedPlan, attend, attend_backward
 from gspo.policy.products import product
 
 #: Rows of a gated MLP that are computed at a time: what passes between its products is never larger than that.
-BLOCK_ROWS = 1024
+BLOCK_ROWS = 4096
 
 
 class NormBranch(torch.autograd.Function):
@@ -69,9 +69,8 @@ class AttentionHalf(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, skip: Tensor, setting: AttentionSetting, *parameters: Tensor | None) -> Tensor:
         weights, biases, norms = parameters[:4], parameters[4:8], parameters[8:]
         sizes = [len(weight) for weight in weights[:3] if weight is not None]
-        raw = x.new_empty(len(x), sum(sizes))
-        for part, weight, bias in zip(raw.split(sizes, dim=1), weights[:3], biases[:3], strict=True):
-            product(x, weight.t(), out=part, base=bias)  # type: ignore[union-attr]
+        joined = torch.cat(weights[:3])  # type: ignore[arg-type]  # one product reads x once
+        raw = product(x, joined.t(), base=_joined_bias(biases[:3], sizes, x))
         query, key, value = _heads(raw, sizes, setting.head_size)
         turned, inverses = [], []
         for heads, norm, eps in zip((query, key), norms, (setting.query_eps, setting.key_eps), strict=True):
@@ -85,21 +84,20 @@ class AttentionHalf(torch.autograd.Function):
         if biases[3] is not None:
             result += biases[3]
         kept = (None, None) if norms[0] is None else turned
-        ctx.save_for_backward(x, raw, *kept, *inverses, out, lse, *weights, *norms)
+        ctx.save_for_backward(x, raw, *kept, *inverses, out, lse, joined, weights[3], *norms)
         ctx.setting, ctx.sizes = setting, sizes
         return result
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, raw, query, key, query_inverse, key_inverse, out, lse, *parameters = ctx.saved_tensors
-        weights, norms = parameters[:4], parameters[4:]
+        x, raw, query, key, query_inverse, key_inverse, out, lse, joined, weight, *norms = ctx.saved_tensors
         setting: AttentionSetting = ctx.setting
         grad = grads[0].contiguous()
         before = _heads(raw, ctx.sizes, setting.head_size)
         inputs = (before[0] if query is None else query, before[1] if key is None else key, before[2])
         grad_raw = torch.empty_like(raw)
         into = _heads(grad_raw, ctx.sizes, setting.head_size)
-        upstream = product(grad, weights[3]).view(out.shape)
+        upstream = product(grad, weight).view(out.shape)
         attend_backward(setting.plan, upstream, inputs, out, lse, setting.scale, setting.window, into)
         grad_norms = [
             setting.native.norm_rotate_backward(heads, source, norm, inverse, *setting.tables, heads)
@@ -107,14 +105,13 @@ class AttentionHalf(torch.autograd.Function):
                 into[:2], before[:2], norms, (query_inverse, key_inverse), strict=True
             )
         ]
-        parts = grad_raw.split(ctx.sizes, dim=1)
-        grad_x = product(parts[0], weights[0])
-        for part, weight in zip(parts[1:], weights[1:3], strict=True):
-            product(part, weight, out=grad_x, base=grad_x)
         need = ctx.needs_input_grad[3:]
-        sources = [(part, x) for part in parts] + [(grad, out.flatten(1))]
-        grad_weights = [product(g.t(), s) if n else None for (g, s), n in zip(sources, need[:4], strict=True)]
-        grad_biases = [g.sum(0) if n else None for (g, _), n in zip(sources, need[4:8], strict=True)]
+        together = product(grad_raw.t(), x).split(ctx.sizes) if any(need[:3]) else (None,) * 3
+        last = product(grad.t(), out.flatten(1)) if need[3] else None
+        grad_weights = [g if n else None for g, n in zip((*together, last), need[:4], strict=True)]
+        sources = (*grad_raw.split(ctx.sizes, dim=1), grad)
+        grad_biases = [g.sum(0) if n else None for g, n in zip(sources, need[4:8], strict=True)]
+        grad_x = product(grad_raw, joined)
         return grad_x, grads[0], None, *grad_weights, *grad_biases, *grad_norms
 
 
@@ -143,10 +140,9 @@ class GatedHalf(torch.autograd.Function):
         x, projected, gate, up, down = ctx.saved_tensors
         grad, size = grads[0].contiguous(), len(gate)
         grad_x = torch.empty_like(x)
-        grad_weights = [
-            torch.empty_like(weight) if need else None
-            for weight, need in zip((gate, up, down), ctx.needs_input_grad[2:5], strict=True)
-        ]
+        need_gate, need_up, need_down = ctx.needs_input_grad[2:5]
+        grad_sides_weight = x.new_empty(2 * size, x.shape[1]) if need_gate or need_up else None
+        grad_down = torch.empty_like(down) if need_down else None
         most = ctx.blocks[0].stop
         room = [x.new_empty(most, width) for width in (size, size, 2 * size)]
         for rows in ctx.blocks:
@@ -156,11 +152,12 @@ class GatedHalf(torch.autograd.Function):
             ctx.native.swiglu_backward(grad_activated, *sides, *grad_sides, activated)
             product(grad_sides[0], gate, out=grad_x[rows])
             product(grad_sides[1], up, out=grad_x[rows], base=grad_x[rows])
-            sources = ((grad_sides[0], x[rows]), (grad_sides[1], x[rows]), (grad[rows], activated))
-            for into, (left, right) in zip(grad_weights, sources, strict=True):
+            sources = ((grad_sides_weight, grad_projected, x[rows]), (grad_down, grad[rows], activated))
+            for into, left, right in sources:
                 if into is not None:
                     product(left.t(), right, out=into, base=into if rows.start else None)
-        return grad_x, grads[0], *grad_weights, None
+        grad_gate, grad_up = (None, None) if grad_sides_weight is None else grad_sides_weight.chunk(2)
+        return grad_x, grads[0], grad_gate if need_gate else None, grad_up if need_up else None, grad_down, None
 
 
 def row_blocks(num_rows: int) -> list[slice]:
@@ -179,6 +176,14 @@ def is_heard(module: nn.Module) -> bool:
     """Whether a call of the module would run anything but its forward."""
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     return any(getattr(module, name) for name in hooks)
+
+
+def _joined_bias(biases: Sequence[Tensor | None], sizes: Sequence[int], like: Tensor) -> Tensor | None:
+    """Side by side, 0 where a part has none; None where none has one."""
+    if all(bias is None for bias in biases):
+        return None
+    pairs = zip(biases, sizes, strict=True)
+    return torch.cat([like.new_zeros(size) if bias is None else bias for bias, size in pairs])
 
 
 def _heads(projected: Tensor, sizes: Sequence[int], head_size: int) -> tuple[Tensor, Tensor, Tensor]:
