@@ -16,9 +16,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from benchmarks.gemm import SIZE
 from benchmarks.protocol import clock
+from gspo.policy.native import keep_freed_memory
+from gspo.policy.products import product
 from gspo.rollout.embedded.library import Library, Weight, load_decoding, room
 
 REPETITIONS = 15
@@ -26,7 +29,7 @@ REPETITIONS = 15
 
 @dataclass(frozen=True)
 class Shape:
-    """A product that a decoding step makes: rows (rows, depth) with `copies` different weights (width, depth)."""
+    """A product that a decoding step or an update makes: rows (rows, depth) with `copies` different weights (width, depth)."""
 
     workload: str
     what: str
@@ -56,6 +59,18 @@ ROLLOUT_SHAPES = (
     Shape("w3", "gate and up", 32, 576, 3072, 30),
     Shape("w3", "down", 32, 1536, 576, 30),
     Shape("w3", "head", 32, 576, 49_152, 1),
+)
+
+
+#: The products of an update: tokens of a mini-batch by inputs by outputs. Copies: as many layers as there are, so that
+#: activations and weights come from where they come from in an update.
+UPDATE_SHAPES = (
+    Shape("w1", "queries, keys, values", 2080, 256, 512, 4),
+    Shape("w1", "gate", 2080, 256, 768, 8),
+    Shape("w1", "down", 2080, 768, 256, 4),
+    Shape("w3", "queries, keys, values", 444, 576, 960, 30),
+    Shape("w3", "gate", 444, 576, 1536, 60),
+    Shape("w3", "head", 384, 576, 49_152, 1),
 )
 
 
@@ -159,6 +174,44 @@ def rollout_ceilings() -> Iterator[dict[str, Any]]:
         }
 
 
+def of_update(shape: Shape, multiply: Callable[..., Tensor]) -> dict[str, Callable[[], None]]:
+    """The three products of a linear layer in an update: outputs, gradient of the inputs, gradient of the weights."""
+    tokens, inputs, outputs, copies = shape.rows, shape.depth, shape.width, shape.copies
+    states, grads = torch.randn(copies, tokens, inputs), torch.randn(copies, tokens, outputs)
+    weights, into = torch.randn(copies, outputs, inputs), torch.empty(copies, outputs, inputs)
+    results, back = torch.empty_like(grads), torch.empty_like(states)
+
+    def forward() -> None:
+        for x, weight, out in zip(states, weights, results, strict=True):
+            multiply(x, weight.t(), out=out)
+
+    def by_inputs() -> None:
+        for grad, weight, out in zip(grads, weights, back, strict=True):
+            multiply(grad, weight, out=out)
+
+    def by_weights() -> None:
+        for grad, x, out in zip(grads, states, into, strict=True):
+            multiply(grad.t(), x, out=out)
+
+    return {"outputs": forward, "by_inputs": by_inputs, "by_weights": by_weights}
+
+
+def update_ceilings() -> Iterator[dict[str, Any]]:
+    """Of the products of an update, with `product` and with torch's."""
+    for shape in UPDATE_SHAPES:
+        kinds = {"product": of_update(shape, product), "torch": of_update(shape, torch.mm)}
+        calls = {f"{name} {kind}": call for name, kind_of in kinds.items() for kind, call in kind_of.items()}
+        seconds = best_seconds({"square": square(), **calls})
+        rate = 2.0 * SIZE**3 / seconds.pop("square")
+        yield {
+            "ceiling": "product of an update, share of the square one",
+            "workload": shape.workload,
+            "what": shape.what,
+            "square_gflops": round(rate / 1e9),
+            **{name: round(shape.flops / s / rate, 2) for name, s in seconds.items()},
+        }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
@@ -166,7 +219,8 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     os.environ["BENCHMARK_CLOCK"] = arguments.clock
-    for line in rollout_ceilings():
+    keep_freed_memory()
+    for line in (*rollout_ceilings(), *update_ceilings()):
         print(json.dumps(line | {"threads": arguments.threads}), flush=True)
 
 

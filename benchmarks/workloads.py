@@ -42,12 +42,18 @@ class Workload:
     tiny_config: Mapping[str, Any] = field(default_factory=lambda: DENSE)
     path: str | None = None
     rollout: bool = False  # sample, or only update on made-up responses
+    silent: bool = False  # every second group has equal rewards
     rounds: int = 5  # measured pairs, after one that is not
     versus: str = "peer"  # what it is compared with: the peer, or ourselves in another setting
 
     @property
     def num_rows(self) -> int:
         return self.num_prompts * self.group_size
+
+    def reward(self, row: int) -> float:
+        """Rewards alternate inside a group, so that it has signal, unless it is a silent one."""
+        silent = self.silent and row // self.group_size % 2
+        return 0.0 if silent else float(row % 2)
 
     @property
     def response_lengths(self) -> list[int]:
@@ -63,6 +69,7 @@ WORKLOADS: dict[str, Workload] = {
     w.name: w
     for w in (
         Workload("w1", "dense, 16 x 8 x 64", 16, 8, 8, (64,), 4, rollout=True),
+        Workload("w1s", "w1, half without signal", 16, 8, 8, (64,), 4, rollout=True, silent=True),
         Workload("w2", "mixture, 16 x 8 x 64", 16, 8, 8, (64,), 4, "qwen3_moe", MOE, rollout=True),
         Workload("w3", "SmolLM2-135M, 4 x 8 x 48", 4, 8, 60, (48,), 4, None, {}, SMOLLM2, rollout=True, rounds=3),
         Workload("w4", "vocabulary 151,936", 1, 8, 8, (1016,), tiny_config=DENSE | {"vocab_size": 151_936}, rounds=3),

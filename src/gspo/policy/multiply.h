@@ -47,6 +47,7 @@ static Span share_of(int64_t size, int64_t i, int64_t n) {
 #define BLOCK_STEPS 18  /* tiles of the depth of a block */
 #define BLOCK_TILES 288 /* of b: 864 kB */
 #define BLOCK_ROWS 128  /* of a: at most 432 kB */
+#define PAST_CACHE_FROM (1 << 17) /* numbers of a thread's share of c from which they are written past the cache */
 #define CACHED_STEPS 4  /* of which the first-level cache holds two rows and two columns of tiles */
 
 /* Place of a tile: stretches of CACHED_STEPS of the depth, in them line by line, in them step by step. */
@@ -69,22 +70,40 @@ INLINE void split_block(MakeTile make, Factor x, Span span, Span depth, Part *to
     }
 }
 
-static void multiply_block(const Product *p, Span rows, Span columns, Span depth, const Part *left, const Part *right) {
-    const int64_t steps = quotient_up(depth.last - depth.first, TILE_DEPTH);
-    const int64_t left_lines = quotient_up(rows.last - rows.first, 16);
-    const int64_t right_lines = quotient_up(columns.last - columns.first, 16);
-    for (int64_t row = rows.first; row < rows.last; row += 32)
+/* Rows of sums (rows, width) into out, `past` the cache if they fill whole lines of it. */
+static void write_rows(
+    const REAL *sums, int64_t width, int64_t rows, int64_t columns, REAL *out, int64_t out_row, int past) {
+    const int lines = columns % 16 == 0 && out_row % 16 == 0 && (uintptr_t)out % 64 == 0;
+    for (int64_t i = 0; i < rows; i++, sums += width, out += out_row) {
+        if (!past || !lines) memcpy(out, sums, sizeof(REAL) * (size_t)columns);
+        else
+            for (int64_t j = 0; j < columns; j += 16) _mm512_stream_ps(out + j, _mm512_load_ps(sums + j));
+    }
+}
+
+/* sums: room for 32 rows and all columns, rounded up to pairs of tiles. */
+static void multiply_block(
+    const Product *p, Span rows, Span columns, Span depth, const Part *left, const Part *right, REAL *sums, int past) {
+    const int64_t steps = quotient_up(depth.last - depth.first, TILE_DEPTH), wide = columns.last - columns.first;
+    const int64_t left_lines = quotient_up(rows.last - rows.first, 16), right_lines = quotient_up(wide, 16);
+    const int64_t width = quotient_up(wide, 32) * 32, base_row = depth.first ? p->out_row : p->base_row;
+    const REAL *base = depth.first ? p->out : p->base;
+    for (int64_t row = rows.first; row < rows.last; row += 32) {
+        const int64_t high = smaller(rows.last - row, 32);
+        for (int64_t i = 0; base && i < high; i++)
+            memcpy(sums + i * width, base + (row + i) * base_row + columns.first, sizeof(REAL) * (size_t)wide);
         for (int64_t first = 0; first < steps; first += CACHED_STEPS) {
-            const REAL *base = depth.first + first ? p->out : p->base;
-            const int64_t base_row = depth.first + first ? p->out_row : p->base_row;
             const Part *tiles = left + tile_place((row - rows.first) / 16, first, left_lines, steps);
-            for (int64_t column = columns.first; column < columns.last; column += 32)
+            for (int64_t column = 0; column < wide; column += 32)
                 some_tiles(
-                    smaller(rows.last - row, 32), smaller(columns.last - column, 32), tiles,
-                    right + tile_place((column - columns.first) / 16, first, right_lines, steps),
-                    smaller(steps - first, CACHED_STEPS), base ? base + row * base_row + column : NULL, base_row,
-                    p->out + row * p->out_row + column, p->out_row);
+                    high, smaller(wide - column, 32), tiles, right + tile_place(column / 16, first, right_lines, steps),
+                    smaller(steps - first, CACHED_STEPS), first || base ? sums + column : NULL, width, sums + column,
+                    width);
         }
+        write_rows(
+            sums, width, high, wide, p->out + row * p->out_row + columns.first, p->out_row,
+            past && depth.last == p->depth);
+    }
 }
 
 /* Some rows and columns of a product, by one thread. */
@@ -96,6 +115,8 @@ static void multiply_part(const Product *p, Span rows, Span columns) {
     const size_t bytes = sizeof(Part) * TILE_SIZE * (size_t)steps;
     Part *left = aligned_alloc(64, bytes * (size_t)(height / 16));
     Part *right = aligned_alloc(64, bytes * (size_t)(width / 16));
+    REAL *sums = aligned_alloc(64, sizeof(REAL) * 32 * (size_t)width);
+    const int past = (rows.last - rows.first) * (columns.last - columns.first) >= PAST_CACHE_FROM;
     begin_tiles();
     for (int64_t column = columns.first; column < columns.last; column += width)
         for (int64_t at = 0; at < p->depth; at += length) {
@@ -105,10 +126,12 @@ static void multiply_part(const Product *p, Span rows, Span columns) {
             for (int64_t row = rows.first; row < rows.last; row += height) {
                 const Span high = {row, smaller(row + height, rows.last)};
                 split_block(left_tile, p->left, high, deep, left);
-                multiply_block(p, high, wide, deep, left, right);
+                multiply_block(p, high, wide, deep, left, right, sums, past);
             }
         }
     end_tiles();
+    _mm_sfence(); /* what went past the cache, before others are told that it is there */
+    free(sums);
     free(left);
     free(right);
 }

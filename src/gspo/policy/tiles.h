@@ -192,22 +192,13 @@ INLINE void four_tiles(
     if (two_rows && two_columns) _tile_stored(3, c + 16 * c_row + 16, out);
 }
 
-/* The same for 1 to 32 rows and columns: tiles that stick out are computed beside c. */
-static void some_tiles(
+/* The same for up to 32 rows and columns; c has room for whole tiles. */
+INLINE void some_tiles(
     int64_t rows, int64_t columns, const Part *left, const Part *right, int64_t steps, const REAL *base,
     int64_t base_row, REAL *c, int64_t c_row) {
-    if (rows == 32 && columns == 32) {
-        four_tiles(1, 1, left, right, steps, base, base_row, c, c_row);
-        return;
-    }
-    REAL room[32 * 32] __attribute__((aligned(64)));
-    if (base)
-        for (int64_t i = 0; i < rows; i++) memcpy(room + i * 32, base + i * base_row, sizeof(REAL) * (size_t)columns);
-    const REAL *from = base ? room : NULL;
-    if (rows > 16 && columns > 16) four_tiles(1, 1, left, right, steps, from, 32, room, 32);
-    else if (rows > 16) four_tiles(1, 0, left, right, steps, from, 32, room, 32);
-    else if (columns > 16) four_tiles(0, 1, left, right, steps, from, 32, room, 32);
-    else four_tiles(0, 0, left, right, steps, from, 32, room, 32);
-    for (int64_t i = 0; i < rows; i++) memcpy(c + i * c_row, room + i * 32, sizeof(REAL) * (size_t)columns);
+    if (rows > 16 && columns > 16) four_tiles(1, 1, left, right, steps, base, base_row, c, c_row);
+    else if (rows > 16) four_tiles(1, 0, left, right, steps, base, base_row, c, c_row);
+    else if (columns > 16) four_tiles(0, 1, left, right, steps, base, base_row, c, c_row);
+    else four_tiles(0, 0, left, right, steps, base, base_row, c, c_row);
 }
 #endif
