@@ -29,7 +29,7 @@ REPETITIONS = 15
 
 @dataclass(frozen=True)
 class Shape:
-    """A product that a decoding step or an update makes: rows (rows, depth) with `copies` different weights (width, depth)."""
+    """A product of a decoding step or an update: rows (rows, depth) with `copies` different weights (width, depth)."""
 
     workload: str
     what: str
