@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gspo.policy.experts import Experts
-from gspo.policy.native import Native, has_tiles, load_library, load_native
+from gspo.policy.native import Native, load_library, load_native, may_use_tiles
 
 pytestmark = pytest.mark.skipif(load_native(torch.float32) is None, reason="no C compiler here: torch code is used")
 HIDDEN, INNER, EXPERTS = 40, 24, 5
@@ -18,7 +18,7 @@ BOUNDS = {torch.float32: 2e-5, torch.float64: 1e-12}
 
 
 def forget() -> None:
-    for function in (has_tiles, load_native, load_library):
+    for function in (may_use_tiles, load_native, load_library):
         function.cache_clear()
 
 
@@ -26,7 +26,7 @@ def forget() -> None:
 def native(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Native]:
     """The kernels of each build."""
     with_tiles = request.param.endswith("tiles")
-    if with_tiles and not has_tiles():
+    if with_tiles and not may_use_tiles():
         pytest.skip("no tile registers here")
     if not with_tiles:
         monkeypatch.setenv("GSPO_TILES", "0")

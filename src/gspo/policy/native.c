@@ -126,3 +126,6 @@ void swiglu_backward(
 
 /* What head sizes must be a multiple of for `attend`. */
 int64_t block_lanes(void) { return BLOCK_LANES; }
+
+/* Whether `multiply` runs on tile registers. */
+int64_t has_tiles(void) { return HAS_TILES; }

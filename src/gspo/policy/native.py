@@ -73,7 +73,7 @@ def keep_freed_memory() -> bool:
 
 
 @functools.cache
-def has_tiles() -> bool:
+def may_use_tiles() -> bool:
     """Whether this process may use tile registers for bfloat16 (AMX), which it asks the system for.
 
     ``GSPO_TILES=0`` leaves them alone, for comparisons.
@@ -90,7 +90,7 @@ def has_tiles() -> bool:
 def _compiled(compiler: str, source: Path, dtype: torch.dtype) -> Path:
     """Path of the library for this source, compiler and processor."""
     is_double = dtype == torch.float64
-    tiles = has_tiles() and not is_double
+    tiles = may_use_tiles() and not is_double
     defines = {"REAL": "double" if is_double else "float", "IS_DOUBLE": int(is_double), "HAS_TILES": int(tiles)}
     command = [compiler, *FLAGS, *(f"-D{name}={value}" for name, value in defines.items())]
     folders = sorted({source.parent, SOURCE.parent})
@@ -146,7 +146,7 @@ class Native:
     @property
     def has_tiles(self) -> bool:
         """Whether ``multiply`` runs on tile registers."""
-        return self.real is ctypes.c_float and has_tiles()
+        return bool(self.library.has_tiles())
 
     def multiply(self, a: Tensor, b: Tensor, base: Tensor | None, out: Tensor) -> None:
         """out (n, m) = base (n, m) or (m,), or 0, plus a (n, k) b (k, m); of each factor's strides one is 1."""

@@ -13,6 +13,11 @@
 static inline int omp_get_max_threads(void) { return 1; }
 #endif
 
+#if HAS_TILES && !(defined(__AMX_BF16__) && defined(__AVX512BF16__)) /* a compiler that does not know them */
+#undef HAS_TILES
+#define HAS_TILES 0
+#endif
+
 #define INLINE static inline __attribute__((always_inline))
 #define PARALLEL_FROM 16384 /* elements below which waking another thread costs more than it saves */
 

@@ -3,7 +3,8 @@
    A float is the sum of three bfloat16 parts, each the nearest to what the ones before it leave: 8 + 8 + 8 bits, so
    nothing is lost. Of the nine products of parts the six that reach 2^-24 of the whole are computed, summed in float32.
    The result is as close to the exact one as a chain of fused multiply-adds (docs/decisions/0122), at several times its
-   rate. Exceptions: numbers below 2^-126 count as 0, and a number that is not finite gives nan.
+   rate. Exceptions: numbers below about 2^-108 (1e-32) lose digits, since parts below 2^-126 count as 0,
+   and a number that is not finite gives nan.
 
    A tile is 16 rows of 64 bytes. The left factor's has 16 of its rows with 32 numbers of the depth each; the right
    factor's has 16 pairs of numbers of the depth, each for 16 of its columns. Parts of a tile follow each other.
