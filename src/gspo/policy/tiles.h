@@ -2,8 +2,8 @@
 
    A float is the sum of three bfloat16 parts, each the nearest to what the ones before it leave: 8 + 8 + 8 bits, so
    nothing is lost. Of the nine products of parts the six that reach 2^-24 of the whole are computed, summed in float32.
-   The result is as close to the exact one as a chain of fused multiply-adds (docs/decisions/0122), at several times its
-   rate. Exceptions: numbers below about 2^-108 (1e-32) lose digits, since parts below 2^-126 count as 0,
+   The result is as close to the exact one as a chain of fused multiply-adds, and sooner there (docs/decisions/0122).
+   Exceptions: numbers below about 2^-108 (1e-32) lose digits, since parts below 2^-126 count as 0,
    and a number that is not finite gives nan.
 
    A tile is 16 rows of 64 bytes. The left factor's has 16 of its rows with 32 numbers of the depth each; the right
