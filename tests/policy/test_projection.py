@@ -6,7 +6,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gspo.errors import ModelError
-from gspo.policy.projection import LogitHead, even_chunk, head_of, selected_logprobs
+from gspo.policy import projection
+from gspo.policy.projection import KEPT_OF_CHUNKS, LogitHead, even_chunk, head_of, selected_logprobs
 
 
 def parts(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -76,6 +77,23 @@ def test_logits_of_all_rows_never_exist_forward_or_backward() -> None:
     assert seen.numel == chunk * vocabulary  # and not rows * vocabulary
 
 
+@pytest.mark.parametrize("compiled", [True, False])
+def test_many_chunks_use_one_room(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logits of two chunks are never there at once, nor are any between the passes."""
+    if not compiled:
+        monkeypatch.setattr("gspo.policy.projection.native_for", lambda _: None)
+    rows, vocabulary, chunk = 100, 1000, 10
+    hidden = torch.randn(rows, 4, requires_grad=True)
+    head = LogitHead(torch.randn(vocabulary, 4))
+    rooms: list[int] = []
+    room = projection._room
+    monkeypatch.setattr(projection, "_room", lambda *args: (rooms.append(1), room(*args))[1])
+    logprobs, _ = selected_logprobs(head, hidden, torch.arange(rows), 1.0, True, chunk)
+    assert logprobs.grad_fn.kept is None  # type: ignore[union-attr]
+    logprobs.sum().backward()
+    assert len(rooms) == 2  # one for each pass
+
+
 def test_the_chunk_follows_the_budget() -> None:
     assert LogitHead(torch.empty(100, 1)).chunk_rows == (96 << 20) // 400
     assert LogitHead(torch.empty(151_936, 1)).chunk_rows == (96 << 20) // (4 * 151_936)
@@ -102,7 +120,8 @@ def test_every_backward_pass_and_every_chunk_gives_the_same_gradient(
     plain = torch.log_softmax(logits / 0.7, 1)
     expected = torch.autograd.grad(plain[torch.arange(50), targets], inputs, upstream)
     plain = plain.detach()
-    for chunk in (50, 16):
+    assert -(-50 // 16) <= KEPT_OF_CHUNKS < 50 // 8  # one chunk; several, of which one is kept; too many for that
+    for chunk in (50, 16, 8):
         ours, entropy = selected_logprobs(LogitHead(weight, **head), hidden, targets, 0.7, True, chunk)
         torch.testing.assert_close(ours, plain[torch.arange(50), targets], atol=1e-12, rtol=0)
         assert entropy is not None

@@ -143,7 +143,7 @@ def estimate_memory(
       group is counted for each response: an upper bound.
     - ``activations``: tokens of a micro-batch x b x values kept per token. A layer keeps 8 hidden + 2 KV + 3 MLP
       values; with gradient checkpointing every layer keeps its input only and one layer is whole.
-    - ``logprobs``: the float32 logits of one chunk of rows and their gradient.
+    - ``logprobs``: the float32 logits of two chunks of rows, one of them kept where there are few.
 
     Rollout and update do not overlap, so ``peak`` is weights, gradients, optimizer and reference, and the larger of
     ``kv_cache`` and ``activations + logprobs``. What torch itself, fragmentation and other buffers take is left out.

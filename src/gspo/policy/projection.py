@@ -1,7 +1,7 @@
 """From hidden states to log-probs, in chunks of rows: (rows, V) logits of a whole batch never exist.
 
 ``log p(y) = x_y - logsumexp(x)`` with ``x = logits / temperature``, in float32 whatever the dtype of the weights
-(float64 for float64). The backward pass recomputes the logits of all chunks but one:
+(float64 for float64). The backward pass recomputes the logits, those of few chunks but one:
 ``dx = (onehot(y) - softmax(x)) * grad``.
 """
 
@@ -17,9 +17,11 @@ from gspo.errors import ModelError
 from gspo.policy.native import native_for
 from gspo.policy.products import product
 
-#: Bytes that the logits of one chunk may take. The first chunk is kept for the backward pass and the others are
-#: computed again: with few rows the product with a large vocabulary is a quarter of an update.
+#: Bytes that the logits of one chunk may take.
 CHUNK_BYTES = 96 << 20
+#: Up to so many chunks the first one is kept for the backward pass: with few rows the product with a large vocabulary
+#: is a quarter of an update. With more the others, which are computed again, outweigh it.
+KEPT_OF_CHUNKS = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +36,8 @@ class LogitHead:
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden states (n, H) -> logits (n, V), float32 (float64 for float64 weights)."""
         dtype = compute_dtype(self.weight)
-        return _logits(hidden, _wide(self.weight, dtype), self.bias, self.scale, self.softcap)
+        wide = _wide(self.weight, dtype)
+        return _logits(self, hidden, wide, hidden.new_empty(len(hidden), len(wide), dtype=dtype))
 
     @property
     def chunk_rows(self) -> int:
@@ -104,13 +107,17 @@ class SelectedLogprobs(torch.autograd.Function):
         lse = torch.empty_like(logprobs)
         entropy = torch.empty_like(logprobs) if with_entropy else logprobs.new_empty(0)
         kept: Tensor | None = None
+        room = _room(hidden, wide, chunk_rows)
+        keep = keep and num_rows <= KEPT_OF_CHUNKS * chunk_rows
         for start in range(0, num_rows, chunk_rows):
             rows = slice(start, start + chunk_rows)
-            x = _logits(hidden[rows], wide, bias, head.scale, head.softcap)
+            if kept is room:
+                room = torch.empty_like(room)
+            x = _logits(head, hidden[rows], wide, room)
             if keep and start == 0:
-                kept = x
+                kept = room
             into = (logprobs[rows], lse[rows], entropy[rows] if with_entropy else None)
-            _statistics(x, targets[rows], 1 / temperature, *into, overwrite=x is not kept)
+            _statistics(x, targets[rows], 1 / temperature, *into, overwrite=room is not kept)
         ctx.save_for_backward(hidden, weight, bias, targets, lse)
         ctx.head, ctx.temperature, ctx.chunk_rows, ctx.kept = head, temperature, chunk_rows, kept
         ctx.mark_non_differentiable(entropy)
@@ -129,10 +136,11 @@ class SelectedLogprobs(torch.autograd.Function):
         if d_weight is not None and not len(hidden):
             d_weight.zero_()
         kept, ctx.kept = ctx.kept, None  # overwritten below; a second backward pass computes it again
+        room = _room(hidden, wide, ctx.chunk_rows) if kept is None else kept
         for start in range(0, hidden.shape[0], ctx.chunk_rows):
             rows = slice(start, start + ctx.chunk_rows)
             states = hidden[rows].to(dtype)
-            x = _logits(states, wide, bias, head.scale, head.softcap) if start or kept is None else kept
+            x = _logits(head, states, wide, room) if start or kept is None else kept[: len(states)]
             dx = _logit_gradient(x, targets[rows], lse[rows], grads[0][rows], head, ctx.temperature)
             if d_hidden is not None:
                 d_hidden[rows] = product(dx, wide)
@@ -183,11 +191,18 @@ def _wide(weight: Tensor, dtype: torch.dtype) -> Tensor:
     return weight.detach().to(dtype)
 
 
-def _logits(hidden: Tensor, wide: Tensor, bias: Tensor | None, scale: float, softcap: float | None) -> Tensor:
-    x = product(hidden.to(wide.dtype), wide.t(), base=None if bias is None else bias.to(wide.dtype))
-    if scale != 1.0:
-        x = x.mul_(scale)
-    return x if softcap is None else x.div_(softcap).tanh_().mul_(softcap)
+def _room(hidden: Tensor, wide: Tensor, chunk_rows: int) -> Tensor:
+    """For the logits of one chunk after the other: two at a time would be most of what a pass adds to memory."""
+    return hidden.new_empty(min(len(hidden), chunk_rows), len(wide), dtype=wide.dtype)
+
+
+def _logits(head: LogitHead, hidden: Tensor, wide: Tensor, room: Tensor) -> Tensor:
+    """(n, V) logits of hidden states (n, H), in the first rows of the room."""
+    base = None if head.bias is None else head.bias.to(wide.dtype)
+    x = product(hidden.to(wide.dtype), wide.t(), out=room[: len(hidden)], base=base)
+    if head.scale != 1.0:
+        x = x.mul_(head.scale)
+    return x if head.softcap is None else x.div_(head.softcap).tanh_().mul_(head.softcap)
 
 
 def _logit_gradient(
