@@ -8,11 +8,7 @@
 #ifndef GSPO_MULTIPLY_H
 #define GSPO_MULTIPLY_H
 
-#if HAS_TILES
-#include "tiles.h"
-#else
-#include "products.h"
-#endif
+#include "real.h"
 
 #include <string.h>
 
@@ -32,6 +28,12 @@ typedef struct {
 static int64_t quotient_up(int64_t x, int64_t y) { return (x + y - 1) / y; }
 static int64_t smaller(int64_t x, int64_t y) { return x < y ? x : y; }
 
+#if HAS_TILES
+#include "tiles.h"
+#else
+#include "products.h"
+#endif
+
 /* A block's length where all blocks are about equal, at most `most`, and whole units. */
 static int64_t even_block(int64_t size, int64_t most, int64_t unit) {
     return quotient_up(quotient_up(size, quotient_up(size, most)), unit) * unit;
@@ -44,9 +46,10 @@ static Span share_of(int64_t size, int64_t i, int64_t n) {
 }
 
 #if HAS_TILES
-#define BLOCK_STEPS 18  /* tiles of the depth of a block */
-#define BLOCK_TILES 288 /* of b: 864 kB */
-#define BLOCK_ROWS 128  /* of a: at most 432 kB */
+#define WHOLE_STEPS 24  /* tiles of the depth up to which it is not cut: sums would be read and written once more */
+#define BLOCK_STEPS 18  /* of a block of a deeper one */
+#define BLOCK_TILES 384 /* of b: 1,152 kB */
+#define BLOCK_ROWS 64   /* of a: at most 288 kB */
 #define PAST_CACHE_FROM (1 << 17) /* numbers of a thread's share of c from which they are written past the cache */
 #define CACHED_STEPS 4  /* of which the first-level cache holds two rows and two columns of tiles */
 
@@ -109,7 +112,8 @@ static void multiply_block(
 /* Some rows and columns of a product, by one thread. */
 static void multiply_part(const Product *p, Span rows, Span columns) {
     if (rows.first == rows.last || columns.first == columns.last) return;
-    const int64_t length = even_block(p->depth, BLOCK_STEPS * TILE_DEPTH, TILE_DEPTH), steps = length / TILE_DEPTH;
+    const int64_t most = p->depth > WHOLE_STEPS * TILE_DEPTH ? BLOCK_STEPS : WHOLE_STEPS;
+    const int64_t length = even_block(p->depth, most * TILE_DEPTH, TILE_DEPTH), steps = length / TILE_DEPTH;
     const int64_t width = even_block(columns.last - columns.first, BLOCK_TILES / steps / 2 * 32, 32);
     const int64_t height = even_block(rows.last - rows.first, BLOCK_ROWS, 32);
     const size_t bytes = sizeof(Part) * TILE_SIZE * (size_t)steps;

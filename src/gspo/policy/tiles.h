@@ -1,6 +1,6 @@
 /* Products of float32 matrices on the tile registers of a processor that multiplies bfloat16 in them (AMX).
 
-   A float is the sum of three bfloat16 parts, each the nearest to what the ones before it leave: 8 + 8 + 8 bits, so
+   A float is the sum of three bfloat16 parts, each a nearest one to what the ones before it leave: 8 + 8 + 8 bits, so
    nothing is lost. Of the nine products of parts the six that reach 2^-24 of the whole are computed, summed in float32.
    The result is as close to the exact one as a chain of fused multiply-adds, and sooner there (docs/decisions/0122).
    Exceptions: numbers below about 2^-108 (1e-32) lose digits, since parts below 2^-126 count as 0,
@@ -27,8 +27,6 @@
 
 typedef uint16_t Part;
 
-INLINE __mmask16 first_lanes(int64_t count) { return count >= 16 ? 0xffff : count <= 0 ? 0 : (1u << count) - 1; }
-
 INLINE __m512 widen(__m256i parts) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(parts), 16));
 }
@@ -44,16 +42,21 @@ INLINE void split_line(__m512 low, __m512 high, Part *to) {
     }
 }
 
-/* Parts of 16 pairs of numbers. */
+/* Parts of 16 pairs of numbers: even[0], odd[0], even[1], ... Rounds by adding half a unit, and so a tie away from 0, in
+   instructions that do not compete with the shuffles of a transposition. Nothing is left to round in the last part. */
 INLINE void split_pairs(__m512 even, __m512 odd, Part *to) {
+    const __m512i half = _mm512_set1_epi32(0x8000), upper = _mm512_set1_epi32((int)0xffff0000);
 #pragma GCC unroll 3
     for (int part = 0; part < PARTS; part++) {
-        const __m256i first = (__m256i)_mm512_cvtneps_pbh(even), second = (__m256i)_mm512_cvtneps_pbh(odd);
-        const __m512 above = widen(second);
+        __m512i first = _mm512_castps_si512(even), second = _mm512_castps_si512(odd);
+        if (part + 1 < PARTS) {
+            first = _mm512_and_si512(_mm512_add_epi32(first, half), upper);
+            second = _mm512_and_si512(_mm512_add_epi32(second, half), upper);
+        }
         _mm512_store_si512(
-            to + part * TILE_NUMBERS, _mm512_or_si512(_mm512_cvtepu16_epi32(first), _mm512_castps_si512(above)));
-        even = _mm512_sub_ps(even, widen(first));
-        odd = _mm512_sub_ps(odd, above);
+            to + part * TILE_NUMBERS, _mm512_mask_blend_epi16(0xaaaaaaaa, _mm512_srli_epi32(first, 16), second));
+        even = _mm512_sub_ps(even, _mm512_castsi512_ps(first));
+        odd = _mm512_sub_ps(odd, _mm512_castsi512_ps(second));
     }
 }
 
@@ -87,43 +90,73 @@ INLINE void transpose_lanes(__m512 x[16]) {
     }
 }
 
-/* 16 numbers side by side of each of up to 16 stretches `stride` apart; zeros beyond `count` and `length`. */
-INLINE void load_lines(const REAL *from, int64_t stride, int64_t count, int64_t length, __m512 x[16]) {
-    const __mmask16 lanes = first_lanes(length);
-#pragma GCC unroll 16
-    for (int i = 0; i < 16; i++)
-        x[i] = i < count && lanes ? _mm512_maskz_loadu_ps(lanes, from + i * stride) : _mm512_setzero_ps();
+/* Numbers of a tile in `room`, `lines` lines from `line` on and `depth` numbers from `at` on, with zeros around them. */
+static __attribute__((noinline)) Factor padded(
+    Factor x, int64_t line, int64_t lines, int64_t at, int64_t depth, REAL *room) {
+    const Factor to = x.depth == 1 ? (Factor){room, TILE_DEPTH, 1} : (Factor){room, 1, TILE_LINES};
+    memset(room, 0, sizeof(REAL) * TILE_NUMBERS);
+    for (int64_t i = 0; i < smaller(lines, TILE_LINES); i++)
+        for (int64_t k = 0; k < smaller(depth, TILE_DEPTH); k++)
+            room[i * to.line + k * to.depth] = x.from[(line + i) * x.line + (at + k) * x.depth];
+    return to;
 }
 
-/* A tile of the left factor: `lines` lines from `line` on, `depth` numbers from `at` on, zeros around them. */
-static void left_tile(Factor x, int64_t line, int64_t lines, int64_t at, int64_t depth, Part *to) {
-    const REAL *from = x.from + line * x.line + at * x.depth;
-    __m512 low[16], high[16];
-    if (x.depth == 1) {
-        load_lines(from, x.line, lines, depth, low);
-        load_lines(from + 16, x.line, lines, depth - 16, high);
-    } else {
-        load_lines(from, x.depth, depth, lines, low);
-        load_lines(from + 16 * x.depth, x.depth, depth - 16, lines, high);
-        transpose_lanes(low);
-        transpose_lanes(high);
-    }
+/* Where a tile lies if it is whole, so that its numbers can be loaded without masks, which take half as long again; else
+   a copy of it. */
+INLINE Factor whole_tile(Factor x, int64_t line, int64_t lines, int64_t at, int64_t depth, REAL *room) {
+    if (lines < TILE_LINES || depth < TILE_DEPTH) return padded(x, line, lines, at, depth, room);
+    x.from += line * x.line + at * x.depth;
+    return x;
+}
+
+/* 16 stretches of 16 numbers, `stride` apart. */
+INLINE void load_lines(const REAL *from, int64_t stride, __m512 x[16]) {
 #pragma GCC unroll 16
-    for (int i = 0; i < 16; i++) split_line(low[i], high[i], to + i * TILE_DEPTH);
+    for (int i = 0; i < 16; i++) x[i] = _mm512_loadu_ps(from + i * stride);
+}
+
+/* A tile of the left factor. */
+static void left_tile(Factor x, int64_t line, int64_t lines, int64_t at, int64_t depth, Part *to) {
+    REAL room[TILE_NUMBERS] __attribute__((aligned(64)));
+    x = whole_tile(x, line, lines, at, depth, room);
+    if (x.depth == 1) {
+#pragma GCC unroll 16
+        for (int64_t i = 0; i < 16; i++) {
+            const REAL *from = x.from + i * x.line;
+            _mm_prefetch((const char *)(from + 16 * x.line), _MM_HINT_T0); /* of the tile below */
+            _mm_prefetch((const char *)(from + 16 * x.line + 16), _MM_HINT_T0);
+            split_line(_mm512_loadu_ps(from), _mm512_loadu_ps(from + 16), to + i * TILE_DEPTH);
+        }
+    } else {
+        __m512 even[16], odd[16];
+        load_lines(x.from, 2 * x.depth, even);
+        transpose_lanes(even);
+        load_lines(x.from + x.depth, 2 * x.depth, odd);
+        transpose_lanes(odd);
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; i++) split_pairs(even[i], odd[i], to + i * TILE_DEPTH);
+    }
 }
 
 /* The same of the right factor. */
 static void right_tile(Factor x, int64_t line, int64_t lines, int64_t at, int64_t depth, Part *to) {
-    const REAL *from = x.from + line * x.line + at * x.depth;
-    for (int half = 0; half < 2; half++, at += 16, depth -= 16, to += TILE_NUMBERS / 2) {
-        __m512 numbers[16];
-        if (x.depth == 1) {
-            load_lines(from + half * 16, x.line, lines, depth, numbers);
+    REAL room[TILE_NUMBERS] __attribute__((aligned(64)));
+    x = whole_tile(x, line, lines, at, depth, room);
+    if (x.depth == 1) {
+        for (int half = 0; half < 2; half++) {
+            __m512 numbers[16];
+            load_lines(x.from + 16 * half, x.line, numbers);
             transpose_lanes(numbers);
-        } else
-            load_lines(from + half * 16 * x.depth, x.depth, depth, lines, numbers);
 #pragma GCC unroll 8
-        for (int i = 0; i < 8; i++) split_pairs(numbers[2 * i], numbers[2 * i + 1], to + i * TILE_DEPTH);
+            for (int i = 0; i < 8; i++)
+                split_pairs(numbers[2 * i], numbers[2 * i + 1], to + (8 * half + i) * TILE_DEPTH);
+        }
+    } else {
+#pragma GCC unroll 16
+        for (int64_t i = 0; i < 16; i++)
+            split_pairs(
+                _mm512_loadu_ps(x.from + 2 * i * x.depth), _mm512_loadu_ps(x.from + (2 * i + 1) * x.depth),
+                to + i * TILE_DEPTH);
     }
 }
 
@@ -138,6 +171,7 @@ INLINE void begin_tiles(void) {
         shapes.row_bytes[i] = 64;
         shapes.rows[i] = TILE_LINES;
     }
+    __asm__ volatile("" : : "r"(&shapes) : "memory"); /* all of it is stored: the intrinsic names only its first bytes */
     _tile_loadconfig(&shapes);
 }
 
