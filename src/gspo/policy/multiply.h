@@ -84,28 +84,37 @@ static void write_rows(
     }
 }
 
-/* sums: room for 32 rows and all columns, rounded up to pairs of tiles. */
+/* sums: room for 32 rows and all columns, rounded up to pairs of tiles. Whole tiles begin with the base where it lies and,
+   where the depth is cut, stay where they belong. */
 static void multiply_block(
     const Product *p, Span rows, Span columns, Span depth, const Part *left, const Part *right, REAL *sums, int past) {
     const int64_t steps = quotient_up(depth.last - depth.first, TILE_DEPTH), wide = columns.last - columns.first;
     const int64_t left_lines = quotient_up(rows.last - rows.first, 16), right_lines = quotient_up(wide, 16);
     const int64_t width = quotient_up(wide, 32) * 32, base_row = depth.first ? p->out_row : p->base_row;
     const REAL *base = depth.first ? p->out : p->base;
+    const int cut = depth.last - depth.first < p->depth;
     for (int64_t row = rows.first; row < rows.last; row += 32) {
         const int64_t high = smaller(rows.last - row, 32);
-        for (int64_t i = 0; base && i < high; i++)
-            memcpy(sums + i * width, base + (row + i) * base_row + columns.first, sizeof(REAL) * (size_t)wide);
+        const int whole = wide == width && high % 16 == 0, in_place = whole && cut;
+        REAL *out = p->out + row * p->out_row + columns.first, *to = in_place ? out : sums;
+        const REAL *from = base ? base + row * base_row + columns.first : NULL;
+        const int64_t to_row = in_place ? p->out_row : width;
+        int64_t from_row = base_row;
+        if (from && !whole) {
+            for (int64_t i = 0; i < high; i++) memcpy(sums + i * width, from + i * base_row, sizeof(REAL) * (size_t)wide);
+            from = sums;
+            from_row = width;
+        }
         for (int64_t first = 0; first < steps; first += CACHED_STEPS) {
             const Part *tiles = left + tile_place((row - rows.first) / 16, first, left_lines, steps);
             for (int64_t column = 0; column < wide; column += 32)
                 some_tiles(
                     high, smaller(wide - column, 32), tiles, right + tile_place(column / 16, first, right_lines, steps),
-                    smaller(steps - first, CACHED_STEPS), first || base ? sums + column : NULL, width, sums + column,
-                    width);
+                    smaller(steps - first, CACHED_STEPS), from ? from + column : NULL, from_row, to + column, to_row);
+            from = to;
+            from_row = to_row;
         }
-        write_rows(
-            sums, width, high, wide, p->out + row * p->out_row + columns.first, p->out_row,
-            past && depth.last == p->depth);
+        if (!in_place) write_rows(sums, width, high, wide, out, p->out_row, past && depth.last == p->depth);
     }
 }
 
