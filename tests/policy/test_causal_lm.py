@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from gspo.errors import ModelError
-from gspo.policy.causal_lm import SPARSE_BYTES, load_policy, prepare_policy
+from gspo.policy.causal_lm import load_policy, prepare_policy
 from gspo.policy.logprobs import sequence_logprobs
 from gspo.policy.tiny import character_tokenizer
 from gspo.types import Sequences
@@ -147,23 +147,3 @@ def test_missing_weights_are_refused_not_made_up(tmp_path: Path) -> None:
 def test_a_device_that_is_not_there_is_refused() -> None:
     with pytest.raises(ModelError, match="device 'cuda:99' cannot be used here"):
         load_policy(tiny="qwen3", device="cuda:99")
-
-
-def test_a_large_tied_embedding_adds_its_rows_to_the_gradient_of_the_head() -> None:
-    """The same gradient, without a second tensor of the weight's size."""
-    vocabulary = SPARSE_BYTES // (4 * 32)
-    config = {"vocab_size": vocabulary, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
-    policy = load_policy(tiny="qwen3", tiny_config=config)
-    embedding = policy.model.get_input_embeddings()
-    assert embedding.sparse
-    assert not load_policy(tiny="qwen3", tiny_config={"num_hidden_layers": 1}).model.get_input_embeddings().sparse
-    response = torch.tensor([[1, 5, 1, 9]])
-    sequences = Sequences((torch.tensor([5, 1, 5]),), torch.tensor([0]), response, torch.tensor([4]))
-    grads = []
-    for sparse in (True, False):
-        embedding.sparse = sparse
-        policy.model.zero_grad()
-        sequence_logprobs(policy, sequences, 1.0).logprobs.sum().backward()
-        grads.append(embedding.weight.grad)
-    assert not grads[0].is_sparse
-    torch.testing.assert_close(grads[0], grads[1], rtol=1e-5, atol=1e-7)

@@ -69,6 +69,37 @@ def test_a_gated_mlp_in_blocks_of_rows(
     compare(ours, theirs, [x, skip, gate, up, down], bound)
 
 
+@pytest.mark.parametrize(("dtype", "bound"), DTYPES)
+@pytest.mark.parametrize(
+    ("rows", "size", "inner"),
+    [
+        (130, 167, 97),  # no multiple of a tile anywhere
+        (300, 160, 544),  # more columns than are finished at a time, and rows that go past the cache
+        (65, 1030, 33),  # deeper than products whose numbers are taken from the cache
+    ],
+)
+def test_a_gated_mlp_of_any_shape_on_any_number_of_threads(
+    dtype: torch.dtype, bound: float, rows: int, size: int, inner: int
+) -> None:
+    x, gate, up = (numbers(*s, dtype=dtype, seed=i) for i, s in enumerate(((rows, size), (inner, size), (inner, size))))
+    down = numbers(size, inner, dtype=dtype, seed=3)
+    inputs = [x, gate, up, down]
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            ours = GatedHalf.apply(x, x, gate, up, down, kernels(dtype))
+            found.append([ours, *torch.autograd.grad(ours.square().sum(), inputs)])
+    finally:
+        torch.set_num_threads(before)
+    plain = x + (nn.functional.silu(x @ gate.t()) * (x @ up.t())) @ down.t()
+    for a, b in zip(found[0], [plain, *torch.autograd.grad(plain.square().sum(), inputs)], strict=True):
+        torch.testing.assert_close(a, b, atol=bound * float(b.abs().max() + 1), rtol=bound)
+    if kernels(dtype).has_tiles:  # torch's products, which weights' gradients go to without them, need not
+        for other in found[1:]:
+            assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
+
+
 def test_a_frozen_weight_gets_no_gradient() -> None:
     x, gate, up = (numbers(*shape, dtype=torch.float32, seed=0) for shape in ((5, SIZE), (INNER, SIZE), (INNER, SIZE)))
     down = numbers(SIZE, INNER, dtype=torch.float32, seed=1)

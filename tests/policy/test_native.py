@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gspo.policy.fused import NormRotate, RmsNorm, SwiGlu
-from gspo.policy.native import Native, keep_freed_memory, load_library, load_native, native_for
+from gspo.policy.native import APART_FROM, Native, keep_freed_memory, load_library, load_native, native_for, zeros_apart
 
 pytestmark = pytest.mark.skipif(load_native(torch.float32) is None, reason="no C compiler here: torch code is used")
 DTYPES = [(torch.float32, 2e-5), (torch.float64, 1e-12)]
@@ -126,3 +126,14 @@ def test_a_compiler_that_fails_leaves_torch_code(monkeypatch: pytest.MonkeyPatch
     assert load_native(torch.float32) is None
     assert not list((tmp_path / "cache" / "gspo").iterdir())
     forget()
+
+
+@pytest.mark.parametrize("rows", [3, APART_FROM // 8 + 1])
+def test_zeros_apart_are_zeros_of_that_shape_whatever_their_size(rows: int) -> None:
+    like = torch.ones(rows, 2, dtype=torch.float32)
+    zeros = zeros_apart(like)
+    assert zeros.shape == like.shape
+    assert zeros.dtype == like.dtype
+    assert not zeros.any()
+    zeros.add_(1)
+    assert not zeros_apart(like).any()  # each has its own

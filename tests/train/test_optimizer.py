@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from gspo.errors import NumericalError
-from gspo.train.optimizer import OWN_PAGES_FROM, Optimizer, lasting_zeros
+from gspo.train.optimizer import Optimizer
 
 
 def optimizer(model: nn.Module, **changes) -> Optimizer:
@@ -131,26 +131,3 @@ def test_a_state_of_torch_is_continued(monkeypatch):
         results.append(layer.weight.detach().clone())
     torch.testing.assert_close(*results, atol=1e-6, rtol=0)
     assert not torch.equal(results[0], torch.ones(2, 3))
-
-
-def test_a_sparse_gradient_counts_like_a_dense_one():
-    """A tied embedding's, where the head had none."""
-    table = nn.Embedding(5, 2, sparse=True)
-    twin = nn.Embedding.from_pretrained(table.weight.detach().clone(), freeze=False)
-    norms = []
-    for embedding in (table, twin):
-        embedding(torch.tensor([3, 1, 3])).square().sum().backward()
-        norms.append(optimizer(embedding).apply())
-    assert norms[0] == pytest.approx(norms[1])
-    assert torch.allclose(table.weight, twin.weight)
-
-
-def test_lasting_zeros_are_zeros_of_that_shape_whatever_their_size():
-    for rows in (3, OWN_PAGES_FROM // 8 + 1):
-        like = torch.ones(rows, 2, dtype=torch.float32)
-        zeros = lasting_zeros(like)
-        assert zeros.shape == like.shape
-        assert zeros.dtype == like.dtype
-        assert not zeros.any()
-        zeros.add_(1)
-        assert not lasting_zeros(like).any()

@@ -18,14 +18,12 @@ from torch import Tensor, nn
 
 from gspo.errors import DataError, ModelError
 from gspo.policy.attention import ATTENTION, hidden_states, probe_packing, register_attention
+from gspo.policy.embedding import share_embedding_gradient
 from gspo.policy.fused import fuse_modules
 from gspo.policy.native import keep_freed_memory
 from gspo.policy.packed_attention import make_plan, plan_to
 from gspo.policy.projection import LogitHead, head_of
 from gspo.policy.tiny import tiny_model
-
-#: From this size on a tied embedding's gradient is sparse; below it a dense one costs less.
-SPARSE_BYTES = 16 << 20
 
 Dtype = Literal["float32", "bfloat16", "float16", "float64"]
 
@@ -143,7 +141,7 @@ def prepare_policy(
     fuse_modules(model)
     if next(model.parameters()).device.type == "cpu":
         keep_freed_memory()
-        spare_embedding_gradient(model)
+        share_embedding_gradient(model)
     if gradient_checkpointing:
         _recompute_activations(model)
     model.train()
@@ -151,17 +149,6 @@ def prepare_policy(
     probe_packing(policy)
     probe_head(policy)
     return policy
-
-
-def spare_embedding_gradient(model: Any) -> None:
-    """Where a large embedding is also the output head, its gradient is rows that are added to the head's.
-
-    Otherwise autograd makes a second tensor of the weight's size, almost all of it zeros, only to add it.
-    """
-    inputs, head = model.get_input_embeddings(), model.get_output_embeddings()
-    tied = type(inputs) is nn.Embedding and inputs.weight is getattr(head, "weight", None)
-    if tied and inputs.weight.nbytes >= SPARSE_BYTES:
-        inputs.sparse = True
 
 
 def _recompute_activations(model: Any) -> None:

@@ -9,8 +9,6 @@
 
 #include "multiply.h"
 
-#define PARALLEL_PRODUCTS (16 * PARALLEL_FROM) /* multiply-adds below which another thread is not worth waking */
-
 /* A pair is a token's choice of an expert. Pairs have places by expert and in it by token. */
 typedef struct {
     int64_t tokens, choices, experts;
@@ -66,7 +64,7 @@ static void gather(const Pairs *pairs, Span places, const REAL *x, int64_t size,
 
 /* c (rows, columns) = a b with contiguous c; see Factor. */
 static void multiply_whole(Factor a, Factor b, int64_t rows, int64_t columns, int64_t depth, REAL *c) {
-    const Product product = {a, b, depth, NULL, 0, c, columns};
+    const Product product = {a, b, depth, NULL, 0, c, columns, NULL, NULL, 0};
     multiply_part(&product, (Span){0, rows}, (Span){0, columns});
 }
 

@@ -110,7 +110,8 @@ def mlp_forward(self: Any, x: Tensor, skip: Tensor | None = None) -> Tensor:
     """skip, where given, is added: the other way through the layer."""
     native = native_for(x)
     linears = (self.gate_proj, self.up_proj, self.down_proj)
-    if native is not None and skip is not None and plain_linears(linears) and all(m.bias is None for m in linears):
+    plain = plain_linears(linears) and all(m.bias is None and _alike(x, m.weight) for m in linears)
+    if native is not None and skip is not None and plain:
         weights = (module.weight for module in linears)
         half: Tensor = GatedHalf.apply(*_rows(x, skip), *weights, native)  # type: ignore[no-untyped-call]
         return half.view(skip.shape)
@@ -234,6 +235,11 @@ def _branch(norm: Any, x: Tensor) -> tuple[Tensor, Tensor]:
     (rows,) = _rows(x)
     normed, around = NormBranch.apply(rows, norm.weight, norm_eps(norm), native)  # type: ignore[no-untyped-call]
     return normed.view(x.shape), around.view(x.shape)
+
+
+def _alike(x: Tensor, weight: Tensor) -> bool:
+    """Whether a kernel may read both: of one dtype, the weight without gaps."""
+    return x.dtype == weight.dtype and weight.is_contiguous()
 
 
 def _rows(*tensors: Tensor) -> tuple[Tensor, ...]:

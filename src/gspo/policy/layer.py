@@ -125,11 +125,8 @@ class GatedHalf(torch.autograd.Function):
         blocks = row_blocks(len(x))
         room = x.new_empty(blocks[0].stop, size)
         for rows in blocks:
-            gates, ups = projected[rows].chunk(2, dim=1)
-            activated = room[: len(gates)]
-            product(x[rows], gate.t(), out=gates)
-            product(x[rows], up.t(), out=ups)
-            native.swiglu(gates, ups, activated)
+            activated = room[: rows.stop - rows.start]
+            native.gated_product(x[rows], gate, up, projected[rows], activated)
             product(activated, down.t(), out=result[rows], base=skip[rows])
         ctx.save_for_backward(x, projected, gate, up, down)
         ctx.native, ctx.blocks = native, blocks
@@ -144,12 +141,11 @@ class GatedHalf(torch.autograd.Function):
         grad_sides_weight = x.new_empty(2 * size, x.shape[1]) if need_gate or need_up else None
         grad_down = torch.empty_like(down) if need_down else None
         most = ctx.blocks[0].stop
-        room = [x.new_empty(most, width) for width in (size, size, 2 * size)]
+        room = [x.new_empty(most, width) for width in (size, 2 * size)]
         for rows in ctx.blocks:
-            grad_activated, activated, grad_projected = (buffer[: rows.stop - rows.start] for buffer in room)
-            product(grad[rows], down, out=grad_activated)
-            sides, grad_sides = projected[rows].chunk(2, dim=1), grad_projected.chunk(2, dim=1)
-            ctx.native.swiglu_backward(grad_activated, *sides, *grad_sides, activated)
+            activated, grad_projected = (buffer[: rows.stop - rows.start] for buffer in room)
+            ctx.native.gated_product_backward(grad[rows], down, projected[rows], grad_projected, activated)
+            grad_sides = grad_projected.chunk(2, dim=1)
             product(grad_sides[0], gate, out=grad_x[rows])
             product(grad_sides[1], up, out=grad_x[rows], base=grad_x[rows])
             sources = ((grad_sides_weight, grad_projected, x[rows]), (grad_down, grad[rows], activated))

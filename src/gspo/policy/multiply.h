@@ -12,6 +12,14 @@
 
 #include <string.h>
 
+#define PARALLEL_PRODUCTS (16 * PARALLEL_FROM) /* multiply-adds below which another thread is not worth waking */
+
+/* Takes `rows` rows of numbers of a product, from `row` and `column` on, while they are in the cache. With a second right
+   factor its numbers lie `second` further on in every row. */
+typedef void Finish(
+    const void *context, int64_t row, int64_t rows, int64_t column, int64_t columns, const REAL *numbers,
+    int64_t numbers_row, int64_t second);
+
 typedef struct {
     Factor left, right;
     int64_t depth;
@@ -19,6 +27,9 @@ typedef struct {
     int64_t base_row; /* 0: all rows are the same one */
     REAL *out;
     int64_t out_row;
+    Finish *finish; /* on tiles only, or NULL: takes the numbers; then base and out do not count */
+    const void *context;
+    int64_t second; /* with `finish`: 0, or where another right factor lies, seen from the first one */
 } Product;
 
 typedef struct {
@@ -61,15 +72,16 @@ static int64_t tile_place(int64_t line, int64_t step, int64_t lines, int64_t ste
 
 typedef void (*MakeTile)(Factor, int64_t, int64_t, int64_t, int64_t, Part *);
 
-/* The tiles of some lines of a factor over a stretch of the depth, in the order in which they lie in memory. */
-INLINE void split_block(MakeTile make, Factor x, Span span, Span depth, Part *to) {
+/* The tiles of some lines of a factor over a stretch of the depth, in the order in which they lie in memory. They are
+   `lines` of `all` lines of tiles, from `place` on. */
+INLINE void split_block(MakeTile make, Factor x, Span span, Span depth, int64_t place, int64_t all, Part *to) {
     const int64_t lines = quotient_up(span.last - span.first, 16);
     const int64_t steps = quotient_up(depth.last - depth.first, TILE_DEPTH);
     for (int64_t tile = 0; tile < lines * steps; tile++) {
         const int64_t line = x.depth == 1 ? tile / steps : tile % lines;
         const int64_t step = x.depth == 1 ? tile % steps : tile / lines;
         const int64_t first = span.first + line * 16, at = depth.first + step * TILE_DEPTH;
-        make(x, first, span.last - first, at, depth.last - at, to + tile_place(line, step, lines, steps));
+        make(x, first, span.last - first, at, depth.last - at, to + tile_place(place + line, step, all, steps));
     }
 }
 
@@ -88,7 +100,8 @@ static void write_rows(
    where the depth is cut, stay where they belong. */
 static void multiply_block(
     const Product *p, Span rows, Span columns, Span depth, const Part *left, const Part *right, REAL *sums, int past) {
-    const int64_t steps = quotient_up(depth.last - depth.first, TILE_DEPTH), wide = columns.last - columns.first;
+    const int64_t steps = quotient_up(depth.last - depth.first, TILE_DEPTH), share = columns.last - columns.first;
+    const int64_t side = quotient_up(share, 16), wide = p->second ? 32 * side : share;
     const int64_t left_lines = quotient_up(rows.last - rows.first, 16), right_lines = quotient_up(wide, 16);
     const int64_t width = quotient_up(wide, 32) * 32, base_row = depth.first ? p->out_row : p->base_row;
     const REAL *base = depth.first ? p->out : p->base;
@@ -114,31 +127,38 @@ static void multiply_block(
             from = to;
             from_row = to_row;
         }
-        if (!in_place) write_rows(sums, width, high, wide, out, p->out_row, past && depth.last == p->depth);
+        if (p->finish) p->finish(p->context, row, high, columns.first, share, sums, width, 16 * side);
+        else if (!in_place) write_rows(sums, width, high, wide, out, p->out_row, past && depth.last == p->depth);
     }
 }
 
 /* Some rows and columns of a product, by one thread. */
 static void multiply_part(const Product *p, Span rows, Span columns) {
     if (rows.first == rows.last || columns.first == columns.last) return;
-    const int64_t most = p->depth > WHOLE_STEPS * TILE_DEPTH ? BLOCK_STEPS : WHOLE_STEPS;
-    const int64_t length = even_block(p->depth, most * TILE_DEPTH, TILE_DEPTH), steps = length / TILE_DEPTH;
-    const int64_t width = even_block(columns.last - columns.first, BLOCK_TILES / steps / 2 * 32, 32);
+    const int64_t most = p->finish || p->depth <= WHOLE_STEPS * TILE_DEPTH ? p->depth : BLOCK_STEPS * TILE_DEPTH;
+    const int64_t length = even_block(p->depth, most, TILE_DEPTH), steps = length / TILE_DEPTH;
+    const int64_t sides = p->second ? 2 : 1;
+    const int64_t width = even_block(columns.last - columns.first, BLOCK_TILES / steps / (2 * sides) * 32, 32);
     const int64_t height = even_block(rows.last - rows.first, BLOCK_ROWS, 32);
     const size_t bytes = sizeof(Part) * TILE_SIZE * (size_t)steps;
     Part *left = aligned_alloc(64, bytes * (size_t)(height / 16));
-    Part *right = aligned_alloc(64, bytes * (size_t)(width / 16));
-    REAL *sums = aligned_alloc(64, sizeof(REAL) * 32 * (size_t)width);
+    Part *right = aligned_alloc(64, bytes * (size_t)(sides * width / 16));
+    REAL *sums = aligned_alloc(64, sizeof(REAL) * 32 * (size_t)(sides * width));
     const int past = (rows.last - rows.first) * (columns.last - columns.first) >= PAST_CACHE_FROM;
     begin_tiles();
     for (int64_t column = columns.first; column < columns.last; column += width)
         for (int64_t at = 0; at < p->depth; at += length) {
             const Span wide = {column, smaller(column + width, columns.last)};
             const Span deep = {at, smaller(at + length, p->depth)};
-            split_block(right_tile, p->right, wide, deep, right);
+            const int64_t lines = quotient_up(wide.last - wide.first, 16);
+            split_block(right_tile, p->right, wide, deep, 0, sides * lines, right);
+            if (p->second) {
+                const Factor second = {p->right.from + p->second, p->right.line, p->right.depth};
+                split_block(right_tile, second, wide, deep, lines, sides * lines, right);
+            }
             for (int64_t row = rows.first; row < rows.last; row += height) {
                 const Span high = {row, smaller(row + height, rows.last)};
-                split_block(left_tile, p->left, high, deep, left);
+                split_block(left_tile, p->left, high, deep, 0, quotient_up(high.last - high.first, 16), left);
                 multiply_block(p, high, wide, deep, left, right, sums, past);
             }
         }
@@ -284,16 +304,21 @@ static int64_t row_shares(int64_t rows, int64_t columns, int64_t threads) {
     return best;
 }
 
+/* All of a product, by all threads. */
+static void multiply_shares(const Product *p, int64_t rows, int64_t columns) {
+    const int64_t threads = rows * columns * p->depth > PARALLEL_PRODUCTS ? omp_get_max_threads() : 1;
+    const int64_t by_row = row_shares(rows, columns, threads), by_column = threads / by_row;
+#pragma omp parallel for schedule(static, 1) if (threads > 1)
+    for (int64_t part = 0; part < threads; part++)
+        multiply_part(p, share_of(rows, part / by_column, by_row), share_of(columns, part % by_column, by_column));
+}
+
 /* a (rows, depth) and b (depth, columns), of whose two distances one is 1, in elements; base and c (rows, columns) with
    contiguous rows. base NULL: 0; it may be c, and its rows may all be the same one. */
 void multiply(
     const REAL *a, int64_t a_row, int64_t a_depth, const REAL *b, int64_t b_depth, int64_t b_column, int64_t rows,
     int64_t columns, int64_t depth, const REAL *base, int64_t base_row, REAL *c, int64_t c_row) {
-    const Product p = {{a, a_row, a_depth}, {b, b_column, b_depth}, depth, base, base_row, c, c_row};
-    const int64_t threads = omp_get_max_threads(), by_row = row_shares(rows, columns, threads);
-    const int64_t by_column = threads / by_row;
-#pragma omp parallel for schedule(static, 1)
-    for (int64_t part = 0; part < threads; part++)
-        multiply_part(&p, share_of(rows, part / by_column, by_row), share_of(columns, part % by_column, by_column));
+    const Product p = {{a, a_row, a_depth}, {b, b_column, b_depth}, depth, base, base_row, c, c_row, NULL, NULL, 0};
+    multiply_shares(&p, rows, columns);
 }
 #endif

@@ -7,6 +7,7 @@
 
 #include "attention.h"
 #include "experts.h"
+#include "gated.h"
 #include "projection.h"
 #include "update.h"
 
@@ -95,32 +96,6 @@ void norm_rotate_backward(
             }
         }
         free(turned);
-    }
-}
-
-/* y = silu(gate) * up. */
-void swiglu(const REAL *gate, const REAL *up, int64_t stride, int64_t rows, int64_t size, REAL *y) {
-#pragma omp parallel for schedule(static) if (rows * size > PARALLEL_FROM)
-    for (int64_t i = 0; i < rows; i++)
-        gated(gate + i * stride, up + i * stride, size, y + i * size);
-}
-
-/* grad_gate and grad_up have the strides of gate and up; `activated` is computed again unless it is NULL. */
-void swiglu_backward(
-    const REAL *grad, const REAL *gate, const REAL *up, int64_t stride, int64_t rows, int64_t size,
-    REAL *grad_gate, REAL *grad_up, REAL *activated) {
-#pragma omp parallel for schedule(static) if (rows * size > PARALLEL_FROM)
-    for (int64_t i = 0; i < rows; i++) {
-        const REAL *g = gate + i * stride, *u = up + i * stride, *d = grad + i * size;
-        REAL *to_gate = grad_gate + i * stride, *to_up = grad_up + i * stride;
-#pragma omp simd
-        for (int64_t j = 0; j < size; j++) {
-            const REAL sigmoid = (REAL)1 / ((REAL)1 + exponential(-g[j]));
-            const REAL slope = sigmoid * ((REAL)1 + g[j] * ((REAL)1 - sigmoid));
-            to_up[j] = d[j] * (g[j] * sigmoid);
-            to_gate[j] = d[j] * u[j] * slope;
-        }
-        if (activated) gated(g, u, size, activated + i * size);
     }
 }
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import mmap
 import os
 import platform
 import shutil
@@ -29,6 +30,8 @@ STRETCH = 16384
 #: arithmetic.
 FLAGS = ("-O3", "-march=native", "-fPIC", "-shared", "-fopenmp", "-fno-math-errno", "-fno-trapping-math")
 COMPILE_TIMEOUT_S = 60
+#: Bytes from which a tensor may have pages of its own.
+APART_FROM = 1 << 20
 
 
 def native_for(tensor: Tensor) -> Native | None:
@@ -70,6 +73,20 @@ def keep_freed_memory() -> bool:
     except (OSError, AttributeError, TypeError):  # not the GNU C library
         return False
     return bool(mallopt(mmap_max, 0) and mallopt(trim_threshold, 2**31 - 1))
+
+
+def zeros_apart(like: Tensor) -> Tensor:
+    """Zeros of a CPU tensor's shape, in pages of their own where they are large; for what is no activation.
+
+    On the heap, which keeps what is freed, a block that stays or has a size of its own leaves gaps that activations do
+    not fill. These pages go back to the system with the tensor.
+    """
+    if like.device.type != "cpu" or like.nbytes < APART_FROM:
+        return torch.zeros_like(like)
+    pages = mmap.mmap(-1, like.nbytes)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(pages, dtype=like.dtype).view(like.shape)
 
 
 @functools.cache
@@ -224,6 +241,21 @@ class Native:
         self.library.swiglu_backward(
             *map(_at, (grad, gate, up)), *map(_int, (gate.stride(0), rows, size)), *map(_at, (grad_gate, grad_up, out))
         )
+
+    def gated_product(self, x: Tensor, gate: Tensor, up: Tensor, projected: Tensor, activated: Tensor) -> None:
+        """projected (n, 2 I) = x (n, H) times gate and up (I, H), turned; activated (n, I) = silu(gate x) * up x."""
+        self.library.gated_product(
+            *map(_at, (x, gate, up)), *map(_int, (*x.shape, len(gate))), _at(projected), _at(activated)
+        )
+
+    def gated_product_backward(
+        self, grad: Tensor, down: Tensor, projected: Tensor, grad_projected: Tensor, activated: Tensor
+    ) -> None:
+        """grad_projected (n, 2 I) from the gradient (n, H) by activated times down (H, I), turned; activated again."""
+        self.library.gated_product_backward(
+            *map(_at, (grad, down)), *map(_int, (*grad.shape, down.shape[1])),
+            *map(_at, (projected, grad_projected, activated)),
+        )  # fmt: skip
 
     def mix_experts(
         self,

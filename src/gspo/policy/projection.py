@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from gspo.errors import ModelError
-from gspo.policy.native import native_for
+from gspo.policy.embedding import HeadGradient, head_gradient_of
+from gspo.policy.native import native_for, zeros_apart
 from gspo.policy.products import product
 
 #: Bytes that the logits of one chunk may take.
@@ -32,6 +33,7 @@ class LogitHead:
     bias: Tensor | None = None  # (V,)
     scale: float = 1.0
     softcap: float | None = None
+    gradient: HeadGradient | None = None  # where that of the weight is left for the embedding, which adds its own
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden states (n, H) -> logits (n, V), float32 (float64 for float64 weights)."""
@@ -53,7 +55,8 @@ def head_of(model: nn.Module) -> LogitHead:
     config: Any = model.config
     scale = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
     softcap = getattr(config, "final_logit_softcapping", None)
-    return LogitHead(layer.weight, getattr(layer, "bias", None), scale, None if softcap is None else float(softcap))
+    cap = None if softcap is None else float(softcap)
+    return LogitHead(layer.weight, getattr(layer, "bias", None), scale, cap, head_gradient_of(model))
 
 
 def selected_logprobs(
@@ -131,12 +134,12 @@ class SelectedLogprobs(torch.autograd.Function):
         wide = _wide(weight, dtype)
         need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
         d_hidden = torch.empty_like(hidden) if need_hidden else None
-        d_weight = torch.empty_like(wide) if need_weight else None
         d_bias = torch.zeros(wide.shape[0], dtype=dtype, device=wide.device) if need_bias else None
-        if d_weight is not None and not len(hidden):
-            d_weight.zero_()
         kept, ctx.kept = ctx.kept, None  # overwritten below; a second backward pass computes it again
         room = _room(hidden, wide, ctx.chunk_rows) if kept is None else kept
+        d_weight = None
+        if need_weight:  # where logits are too many to be kept, room is scarce
+            d_weight = zeros_apart(wide) if kept is None else torch.empty_like(wide)
         for start in range(0, hidden.shape[0], ctx.chunk_rows):
             rows = slice(start, start + ctx.chunk_rows)
             states = hidden[rows].to(dtype)
@@ -149,6 +152,9 @@ class SelectedLogprobs(torch.autograd.Function):
             if d_bias is not None:
                 d_bias += dx.sum(0)
         d_weight = None if d_weight is None else d_weight.to(weight.dtype)
+        if d_weight is not None and need_hidden and head.gradient is not None:
+            head.gradient.leave(d_weight)
+            d_weight = None
         d_bias = None if d_bias is None or bias is None else d_bias.to(bias.dtype)
         return d_hidden, d_weight, d_bias, None, None, None, None, None, None
 

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import math
-import mmap
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from gspo.errors import NumericalError
-from gspo.policy.native import STRETCH, Native, native_for
+from gspo.policy.native import STRETCH, Native, native_for, zeros_apart
 from gspo.train.schedule import learning_rate_factor
-
-#: Bytes from which a lasting tensor has pages of its own.
-OWN_PAGES_FROM = 1 << 20
 
 
 class Optimizer:
@@ -66,9 +62,6 @@ class Optimizer:
             NumericalError: a gradient is not finite; the weights are left as they were.
         """
         updated = [p for p in self._parameters if p.grad is not None]
-        for parameter in updated:
-            if parameter.grad is not None and parameter.grad.is_sparse:  # of a tied embedding whose head had none
-                parameter.grad = parameter.grad.to_dense()
         native = _native_for_all(updated)
         norm = torch_norm(updated) if native is None else gradient_norm(updated, native)
         if not math.isfinite(norm):
@@ -96,8 +89,8 @@ class Optimizer:
                 state = self.inner.state[parameter]
                 if not state:
                     state["step"] = torch.zeros((), dtype=torch.float32)
-                    state["exp_avg"] = lasting_zeros(parameter)
-                    state["exp_avg_sq"] = lasting_zeros(parameter)
+                    state["exp_avg"] = zeros_apart(parameter)
+                    state["exp_avg_sq"] = zeros_apart(parameter)
                 state["step"] += 1
                 count = float(state["step"])
                 native.adamw(
@@ -133,19 +126,6 @@ def gradient_norm(parameters: Sequence[Tensor], native: Native) -> float:
         assert parameter.grad is not None
         native.squares(parameter.grad, room)
     return math.sqrt(float(parts.sum()))
-
-
-def lasting_zeros(like: Tensor) -> Tensor:
-    """Zeros on the CPU, in pages of their own where they are large.
-
-    On the heap they would lie between the blocks of the first update and keep the later ones from filling the gaps.
-    """
-    if like.nbytes < OWN_PAGES_FROM:
-        return torch.zeros_like(like)
-    pages = mmap.mmap(-1, like.nbytes)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        pages.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(pages, dtype=like.dtype).view(like.shape)
 
 
 def clip_factor(norm: float, most: float) -> float:
