@@ -11,8 +11,11 @@ from torch import Tensor, nn
 from gspo.policy import layer as layers
 from gspo.policy.experts import Experts
 from gspo.policy.layer import AttentionHalf, AttentionSetting, GatedHalf, NormBranch, is_heard, row_blocks
+from gspo.policy.logprobs import sequence_logprobs
 from gspo.policy.native import Native, load_native
 from gspo.policy.packed_attention import SharedPrompt, make_plan
+
+from .models import small_policy, some_sequences
 
 pytestmark = pytest.mark.skipif(load_native(torch.float32) is None, reason="no C compiler here: torch code is used")
 DTYPES = [(torch.float32, 2e-5), (torch.float64, 1e-12)]
@@ -198,3 +201,18 @@ def test_a_module_with_a_hook_is_heard() -> None:
     assert is_heard(module)
     handle.remove()
     assert not is_heard(module)
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe"])
+def test_a_norm_that_is_computed_again_changes_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    again = layers.Norm.__call__
+    monkeypatch.setattr(layers.Norm, "__call__", lambda self, x: (calls.append(len(x)), again(self, x))[1])
+    found = []
+    for least in (10**9, 0):
+        monkeypatch.setattr(layers, "NORMED_AGAIN_FROM", least)
+        policy = small_policy(kind)
+        sequence_logprobs(policy, some_sequences(), 1.0).logprobs.sum().backward()
+        found.append([parameter.grad for parameter in policy.model.parameters()])
+        assert bool(calls) == (least == 0)
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))

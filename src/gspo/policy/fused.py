@@ -15,7 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from gspo.policy.experts import experts_forward
-from gspo.policy.layer import AttentionHalf, AttentionSetting, GatedHalf, NormBranch, is_heard, plain_linears
+from gspo.policy.layer import (
+    AttentionHalf,
+    AttentionSetting,
+    GatedHalf,
+    Norm,
+    NormBranch,
+    is_heard,
+    plain_linears,
+)
 from gspo.policy.native import Native, native_for
 from gspo.policy.packed_attention import PackedPlan, make_plan
 
@@ -106,14 +114,14 @@ def norm_forward(self: Any, hidden_states: Tensor) -> Tensor:
     return out
 
 
-def mlp_forward(self: Any, x: Tensor, skip: Tensor | None = None) -> Tensor:
-    """skip, where given, is added: the other way through the layer."""
+def mlp_forward(self: Any, x: Tensor, skip: Tensor | None = None, norm: Norm | None = None) -> Tensor:
+    """skip, where given, is added: the other way through the layer. norm: that gave x from skip."""
     native = native_for(x)
     linears = (self.gate_proj, self.up_proj, self.down_proj)
     plain = plain_linears(linears) and all(m.bias is None and _alike(x, m.weight) for m in linears)
     if native is not None and skip is not None and plain:
         weights = (module.weight for module in linears)
-        half: Tensor = GatedHalf.apply(*_rows(x, skip), *weights, native)  # type: ignore[no-untyped-call]
+        half: Tensor = GatedHalf.apply(*_rows(x, skip), *weights, native, norm)  # type: ignore[no-untyped-call]
         return half.view(skip.shape)
     if native is None:
         out = type(self).forward(self, x)
@@ -129,9 +137,10 @@ def attention_forward(
     attention_mask: Tensor | None = None,
     attention_plan: Any = None,
     skip: Tensor | None = None,
+    norm: Norm | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """skip, where given, is added: the other way through the layer."""
+    """skip, where given, is added: the other way through the layer. norm: that gave hidden_states from skip."""
     native = native_for(hidden_states)
     if attention_plan is None or native is None or position_embeddings is None:
         extra = {} if attention_plan is None else {"attention_plan": attention_plan}
@@ -150,7 +159,8 @@ def attention_forward(
         linears = (self.q_proj, self.k_proj, self.v_proj, self.o_proj)
         norms = (getattr(self, "q_norm", None), getattr(self, "k_norm", None))
         if plain_linears(linears) and not any(is_heard(norm) for norm in norms if norm is not None):
-            return _attention_half(self, hidden_states, skip, linears, norms, tables, attention_plan, native), None
+            half = _attention_half(self, hidden_states, skip, norm, linears, norms, tables, attention_plan, native)
+            return half, None
 
     def heads(projected: Tensor) -> Tensor:
         return projected.view(batch * length, -1, self.head_dim)
@@ -173,6 +183,7 @@ def _attention_half(
     self: Any,
     hidden_states: Tensor,
     skip: Tensor,
+    norm: Norm | None,
     linears: tuple[Any, ...],
     norms: tuple[Any, Any],
     tables: list[Tensor],
@@ -190,6 +201,7 @@ def _attention_half(
         key_eps,
         float(self.scaling),
         None if window is not None and window >= plan.longest else window,
+        norm,
     )
     parameters = (
         *(module.weight for module in linears),
@@ -204,11 +216,11 @@ def layer_forward(self: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -
     """A decoder layer whose two sums are part of its halves, where a plan says how to attend."""
     if args or kwargs.get("attention_plan") is None or native_for(hidden_states) is None or not _has_halves(self):
         return type(self).forward(self, hidden_states, *args, **kwargs)
-    x, skip = _branch(self.input_layernorm, hidden_states)
-    hidden_states, _ = self.self_attn(hidden_states=x, skip=skip, **kwargs)
-    x, skip = _branch(self.post_attention_layernorm, hidden_states)
+    x, skip, norm = _branch(self.input_layernorm, hidden_states)
+    hidden_states, _ = self.self_attn(hidden_states=x, skip=skip, norm=norm, **kwargs)
+    x, skip, norm = _branch(self.post_attention_layernorm, hidden_states)
     if type(self.mlp).__name__ not in SPARSE_MLPS:
-        return self.mlp(x, skip=skip)
+        return self.mlp(x, skip=skip, norm=norm)
     if is_heard(self.mlp) or "forward" in self.mlp.__dict__:
         return skip + self.mlp(x)
     x, around = _rows(x, skip)
@@ -226,15 +238,16 @@ def _has_halves(layer: Any) -> bool:
     return all(getattr(module.forward, "__func__", None) is forward for module, forward in halves)
 
 
-def _branch(norm: Any, x: Tensor) -> tuple[Tensor, Tensor]:
-    """The norm of x, and x."""
+def _branch(norm: Any, x: Tensor) -> tuple[Tensor, Tensor, Norm | None]:
+    """The norm of x, and x; and how to compute the first again, where that is known."""
     native = native_for(x)
     known = getattr(norm.forward, "__func__", None) is norm_forward and not is_heard(norm)
     if native is None or not known or x.dtype != norm.weight.dtype:
-        return norm(x), x
+        return norm(x), x, None
     (rows,) = _rows(x)
-    normed, around = NormBranch.apply(rows, norm.weight, norm_eps(norm), native)  # type: ignore[no-untyped-call]
-    return normed.view(x.shape), around.view(x.shape)
+    again = Norm(native, norm.weight, norm_eps(norm))
+    normed, around = NormBranch.apply(rows, again.weight, again.eps, native)  # type: ignore[no-untyped-call]
+    return normed.view(x.shape), around.view(x.shape), again
 
 
 def _alike(x: Tensor, weight: Tensor) -> bool:

@@ -20,6 +20,8 @@ from gspo.policy.products import product
 
 #: Rows of a gated MLP that are computed at a time: what passes between its products is never larger than that.
 BLOCK_ROWS = 4096
+#: Rows from which a half computes the norm that it begins with again and does not keep it: memory counts more there.
+NORMED_AGAIN_FROM = 4096
 
 
 class NormBranch(torch.autograd.Function):
@@ -46,6 +48,25 @@ class NormBranch(torch.autograd.Function):
 
 
 @dataclass(frozen=True, eq=False)
+class Norm:
+    """The norm before a half, without its gradients, which are NormBranch's."""
+
+    native: Native
+    weight: Tensor  # (H,)
+    eps: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        out = torch.empty_like(x)
+        self.native.rms_norm(x, self.weight, self.eps, out, None)
+        return out
+
+
+def norm_again(norm: Norm | None, x: Tensor) -> Norm | None:
+    """The norm that gave x, if a half computes x again for its backward pass."""
+    return norm if len(x) >= NORMED_AGAIN_FROM else None
+
+
+@dataclass(frozen=True, eq=False)
 class AttentionSetting:
     """What an attention needs besides tensors with gradient."""
 
@@ -57,6 +78,7 @@ class AttentionSetting:
     key_eps: float
     scale: float
     window: int | None
+    norm: Norm | None = None  # that gave x from skip, where it may be computed again
 
 
 class AttentionHalf(torch.autograd.Function):
@@ -84,13 +106,15 @@ class AttentionHalf(torch.autograd.Function):
         if biases[3] is not None:
             result += biases[3]
         kept = (None, None) if norms[0] is None else turned
-        ctx.save_for_backward(x, raw, *kept, *inverses, out, lse, joined, weights[3], *norms)
+        ctx.again = norm_again(setting.norm, x)
+        given = x if ctx.again is None else skip
+        ctx.save_for_backward(given, raw, *kept, *inverses, out, lse, joined, weights[3], *norms)
         ctx.setting, ctx.sizes = setting, sizes
         return result
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, raw, query, key, query_inverse, key_inverse, out, lse, joined, weight, *norms = ctx.saved_tensors
+        given, raw, query, key, query_inverse, key_inverse, out, lse, joined, weight, *norms = ctx.saved_tensors
         setting: AttentionSetting = ctx.setting
         grad = grads[0].contiguous()
         before = _heads(raw, ctx.sizes, setting.head_size)
@@ -106,6 +130,7 @@ class AttentionHalf(torch.autograd.Function):
             )
         ]
         need = ctx.needs_input_grad[3:]
+        x = given if ctx.again is None else ctx.again(given)
         together = product(grad_raw.t(), x).split(ctx.sizes) if any(need[:3]) else (None,) * 3
         last = product(grad.t(), out.flatten(1)) if need[3] else None
         grad_weights = [g if n else None for g, n in zip((*together, last), need[:4], strict=True)]
@@ -116,10 +141,19 @@ class AttentionHalf(torch.autograd.Function):
 
 
 class GatedHalf(torch.autograd.Function):
-    """x, skip (S, H) -> skip + down (silu(gate x) * (up x)), in blocks of rows."""
+    """x, skip (S, H) -> skip + down (silu(gate x) * (up x)), in blocks of rows. norm: that gave x from skip."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, skip: Tensor, gate: Tensor, up: Tensor, down: Tensor, native: Native) -> Tensor:
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        skip: Tensor,
+        gate: Tensor,
+        up: Tensor,
+        down: Tensor,
+        native: Native,
+        norm: Norm | None = None,
+    ) -> Tensor:
         size = len(gate)
         projected, result = x.new_empty(len(x), 2 * size), torch.empty_like(skip)
         blocks = row_blocks(len(x))
@@ -128,13 +162,15 @@ class GatedHalf(torch.autograd.Function):
             activated = room[: rows.stop - rows.start]
             native.gated_product(x[rows], gate, up, projected[rows], activated)
             product(activated, down.t(), out=result[rows], base=skip[rows])
-        ctx.save_for_backward(x, projected, gate, up, down)
+        ctx.again = norm_again(norm, x)
+        ctx.save_for_backward(x if ctx.again is None else skip, projected, gate, up, down)
         ctx.native, ctx.blocks = native, blocks
         return result
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, projected, gate, up, down = ctx.saved_tensors
+        given, projected, gate, up, down = ctx.saved_tensors
+        x = given if ctx.again is None else ctx.again(given)
         grad, size = grads[0].contiguous(), len(gate)
         grad_x = torch.empty_like(x)
         need_gate, need_up, need_down = ctx.needs_input_grad[2:5]
@@ -153,7 +189,7 @@ class GatedHalf(torch.autograd.Function):
                 if into is not None:
                     product(left.t(), right, out=into, base=into if rows.start else None)
         grad_gate, grad_up = (None, None) if grad_sides_weight is None else grad_sides_weight.chunk(2)
-        return grad_x, grads[0], grad_gate if need_gate else None, grad_up if need_up else None, grad_down, None
+        return grad_x, grads[0], grad_gate if need_gate else None, grad_up if need_up else None, grad_down, None, None
 
 
 def row_blocks(num_rows: int) -> list[slice]:
