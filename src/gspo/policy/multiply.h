@@ -58,7 +58,7 @@ static Span share_of(int64_t size, int64_t i, int64_t n) {
 
 #if HAS_TILES
 #define WHOLE_STEPS 24  /* tiles of the depth up to which it is not cut: sums would be read and written once more */
-#define BLOCK_STEPS 18  /* of a block of a deeper one */
+#define BLOCK_STEPS 18  /* most of a block of a deeper one */
 #define BLOCK_TILES 384 /* of b: 1,152 kB */
 #define BLOCK_ROWS 64   /* of a: at most 288 kB */
 #define PAST_CACHE_FROM (1 << 17) /* numbers of a thread's share of c from which they are written past the cache */

@@ -183,6 +183,7 @@ INLINE void four_tiles(
     const int two_rows, const int two_columns, const Part *left, const Part *right, int64_t steps, const REAL *base,
     int64_t base_row, REAL *c, int64_t c_row) {
     const int64_t bytes = base_row * (int64_t)sizeof(REAL), out = c_row * (int64_t)sizeof(REAL);
+    __asm__ volatile("" ::: "memory"); /* the intrinsics do not say that they read what has been stored */
     const Part *lower = left + steps * TILE_SIZE, *beside = right + steps * TILE_SIZE;
     if (base) {
         _tile_loadd(0, base, bytes);
