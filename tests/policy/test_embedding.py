@@ -82,6 +82,21 @@ def test_no_second_tensor_of_its_size(policies: tuple[CausalPolicy, CausalPolicy
     assert made == [weight.grad.data_ptr()]
 
 
+def test_a_backward_pass_that_was_broken_off_leaves_nothing(policies: tuple[CausalPolicy, CausalPolicy]) -> None:
+    def fail(_: Tensor) -> None:
+        raise KeyboardInterrupt
+
+    norm = policies[1].base.layers[0].input_layernorm.weight  # type: ignore[union-attr,index]
+    handle = norm.register_hook(fail)
+    with pytest.raises(KeyboardInterrupt):
+        loss(policies[1], [1, 5, 1, 9]).backward()
+    handle.remove()
+    policies[1].model.zero_grad()
+    for policy in policies:
+        loss(policy, [7, 7, 2, 5]).backward()
+    torch.testing.assert_close(*(p.head.weight.grad for p in policies), rtol=1e-10, atol=1e-12)
+
+
 def test_a_copy_has_a_gradient_of_its_own(policies: tuple[CausalPolicy, CausalPolicy]) -> None:
     """As the reference model of a KL term is one."""
     twin = copy.deepcopy(policies[1].model)

@@ -25,6 +25,10 @@ class HeadGradient:
     def __init__(self) -> None:
         self._left: Tensor | None = None
 
+    def forget(self) -> None:
+        """A backward pass that was broken off has left what nobody will take."""
+        self._left = None
+
     def leave(self, gradient: Tensor) -> None:
         self._left = gradient if self._left is None else self._left.add_(gradient)
 
@@ -56,6 +60,7 @@ class SharedEmbedding(torch.autograd.Function):
 def embedding_forward(self: Any, input: Tensor) -> Tensor:
     if not (torch.is_grad_enabled() and self.weight.requires_grad):
         return type(self).forward(self, input)  # type: ignore[no-any-return]
+    self.head_gradient.forget()  # nothing is on its way between backward passes
     out: Tensor = SharedEmbedding.apply(input, self.weight, self.padding_idx, self.head_gradient)  # type: ignore[no-untyped-call]
     return out
 
