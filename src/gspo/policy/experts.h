@@ -7,7 +7,7 @@
 #ifndef GSPO_EXPERTS_H
 #define GSPO_EXPERTS_H
 
-#include "multiply.h"
+#include "gated.h"
 
 /* A pair is a token's choice of an expert. Pairs have places by expert and in it by token. */
 typedef struct {
@@ -94,10 +94,9 @@ static void expert_forward(
     const int64_t rows = places.last - places.first, size = w->size, inner = w->inner, both = 2 * inner;
     REAL *inputs = room, *activated = inputs + rows * size, *sides = projected + places.first * both;
     gather(pairs, places, hidden, size, inputs);
-    const Factor gate_up = {w->gate_up + expert * both * size, size, 1};
+    const REAL *gate = w->gate_up + expert * both * size;
+    gated_part(inputs, gate, gate + inner * size, (Span){0, rows}, (Span){0, inner}, size, inner, sides, activated);
     const Factor down = {w->down + expert * size * inner, inner, 1};
-    multiply_whole((Factor){inputs, size, 1}, gate_up, rows, both, size, sides);
-    for (int64_t i = 0; i < rows; i++) gated(sides + i * both, sides + i * both + inner, inner, activated + i * inner);
     multiply_whole((Factor){activated, inner, 1}, down, rows, size, inner, outputs + places.first * size);
 }
 

@@ -86,23 +86,42 @@ static void finish_backward(
 }
 #endif
 
+/* Some rows and columns of `gated_product`, by one thread. */
+static void gated_part(
+    const REAL *x, const REAL *gate, const REAL *up, Span rows, Span columns, int64_t size, int64_t inner,
+    REAL *projected, REAL *activated) {
+#if HAS_TILES
+    if (size <= FUSED_DEPTH && up != gate) {
+        const int64_t numbers = (rows.last - rows.first) * (columns.last - columns.first);
+        const Gates gates = {inner, projected, NULL, activated, numbers >= PAST_CACHE_FROM};
+        const Product p = {{x, size, 1}, {gate, size, 1}, size, NULL, 0, NULL, 0, finish_forward, &gates, up - gate};
+        multiply_part(&p, rows, columns);
+        return;
+    }
+#endif
+    for (int side = 0; side < 2; side++) {
+        REAL *out = projected + side * inner;
+        const Product p = {
+            {x, size, 1}, {side ? up : gate, size, 1}, size, NULL, 0, out, 2 * inner, NULL, NULL, 0};
+        multiply_part(&p, rows, columns);
+    }
+    for (int64_t i = rows.first; i < rows.last; i++) {
+        const REAL *sides = projected + i * 2 * inner + columns.first;
+        gated(sides, sides + inner, columns.last - columns.first, activated + i * inner + columns.first);
+    }
+}
+
 /* projected (rows, 2 inner) = x gate^T and x up^T, activated (rows, inner) = silu of the first times the second. x: rows
    of `size`; gate, up: (inner, size). */
 void gated_product(
     const REAL *x, const REAL *gate, const REAL *up, int64_t rows, int64_t size, int64_t inner, REAL *projected,
     REAL *activated) {
-#if HAS_TILES
-    if (size <= FUSED_DEPTH && gate != up) {
-        const Gates gates = {inner, projected, NULL, activated, rows * inner >= PAST_CACHE_FROM};
-        const Product p = {
-            {x, size, 1}, {gate, size, 1}, size, NULL, 0, NULL, 0, finish_forward, &gates, up - gate};
-        multiply_shares(&p, rows, inner);
-        return;
-    }
-#endif
-    multiply(x, size, 1, gate, 1, size, rows, inner, size, NULL, 0, projected, 2 * inner);
-    multiply(x, size, 1, up, 1, size, rows, inner, size, NULL, 0, projected + inner, 2 * inner);
-    swiglu(projected, projected + inner, 2 * inner, rows, inner, activated);
+    const Shares shares = shares_of(rows, inner, size);
+#pragma omp parallel for schedule(static, 1) if (shares.all > 1)
+    for (int64_t i = 0; i < shares.all; i++)
+        gated_part(
+            x, gate, up, share_of(rows, i / shares.by_column, shares.by_row),
+            share_of(inner, i % shares.by_column, shares.by_column), size, inner, projected, activated);
 }
 
 /* grad_projected from the gradient by down(activated), and activated again. grad: rows of `size`; down: (size, inner). */

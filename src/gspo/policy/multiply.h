@@ -304,13 +304,25 @@ static int64_t row_shares(int64_t rows, int64_t columns, int64_t threads) {
     return best;
 }
 
+/* One for each thread, or one for all where a product is too small to wake another. */
+typedef struct {
+    int64_t all, by_row, by_column;
+} Shares;
+
+static Shares shares_of(int64_t rows, int64_t columns, int64_t depth) {
+    const int64_t threads = rows * columns * depth > PARALLEL_PRODUCTS ? omp_get_max_threads() : 1;
+    const int64_t by_row = row_shares(rows, columns, threads);
+    return (Shares){threads, by_row, threads / by_row};
+}
+
 /* All of a product, by all threads. */
 static void multiply_shares(const Product *p, int64_t rows, int64_t columns) {
-    const int64_t threads = rows * columns * p->depth > PARALLEL_PRODUCTS ? omp_get_max_threads() : 1;
-    const int64_t by_row = row_shares(rows, columns, threads), by_column = threads / by_row;
-#pragma omp parallel for schedule(static, 1) if (threads > 1)
-    for (int64_t part = 0; part < threads; part++)
-        multiply_part(p, share_of(rows, part / by_column, by_row), share_of(columns, part % by_column, by_column));
+    const Shares shares = shares_of(rows, columns, p->depth);
+#pragma omp parallel for schedule(static, 1) if (shares.all > 1)
+    for (int64_t i = 0; i < shares.all; i++)
+        multiply_part(
+            p, share_of(rows, i / shares.by_column, shares.by_row),
+            share_of(columns, i % shares.by_column, shares.by_column));
 }
 
 /* a (rows, depth) and b (depth, columns), of whose two distances one is 1, in elements; base and c (rows, columns) with
